@@ -28,9 +28,9 @@ INTERRUPTED: Final = 130
 """Exit status after Ctrl-C, as shells report it."""
 
 
-def number_option(name: str, type_: click.ParamType[Any], default: float, text: str) -> Callable[[Any], Any]:
-    """Return an option of a number that has a default."""
-    return click.option(name, type=type_, default=default, show_default=True, help=text)
+def number_option(names: str, type_: click.ParamType[Any], default: float, text: str) -> Callable[[Any], Any]:
+    """Return an option of a number that has a default. `names`: the option's, and the parameter's if it is another."""
+    return click.option(*names.split(), type=type_, default=default, show_default=True, help=text)
 
 
 tables_option = click.option(
@@ -44,7 +44,7 @@ spool_option: Final = click.option(
     "--spool", required=True, type=click.Path(exists=True, file_okay=False), help="The receiver's spool directory."
 )
 keep_spool_option: Final = number_option(
-    "--keep-spool-hours",
+    "--keep-spool-hours keep_hours",
     click.IntRange(min=KEEP_SPOOL_FOREVER),
     KEEP_SPOOL_HOURS,
     "Remove spool segments that are in the tables after this time; -1: never.",
@@ -86,17 +86,14 @@ prices_option: Final = click.option(
     help="Prices, tenants and budgets (TOML): the page has costs then.",
 )
 
-
-def replica_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option `--replica-label`, which may be repeated."""
-    return click.option(
-        "--replica-label",
-        "replica_labels",
-        multiple=True,
-        metavar="NAME",
-        help="A label that only distinguishes two Prometheus servers; may be repeated. "
-        "Default: prometheus_replica and __replica__.",
-    )(function)
+replica_option: Final = click.option(
+    "--replica-label",
+    "replica_labels",
+    multiple=True,
+    metavar="NAME",
+    help="A label that only distinguishes two Prometheus servers; may be repeated. "
+    "Default: prometheus_replica and __replica__.",
+)
 
 
 @contextmanager
@@ -130,25 +127,26 @@ def ending_at_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def errors_as_messages() -> Iterator[None]:
-    """Turn errors that an operator can act on into one line and exit status 1, without a stack trace."""
+def errors_as_messages(before: str = "") -> Iterator[None]:
+    """Turn errors that an operator can act on into a line that begins with `before`, and exit status 1."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     from analytics.jobs.batches import TooManyHours
+    from analytics.jobs.usage import CannotReopen
     from analytics.sources.spool import LostSegments
     from analytics.spool.records import SpoolError
     from analytics.tables.errors import TablesError
 
-    known = (TablesError, SpoolError, LostSegments, TooManyHours)
+    known = (TablesError, SpoolError, LostSegments, TooManyHours, CannotReopen)
     try:
         yield
     except known as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(before + str(error)) from error
     except PySparkException as error:
-        raise click.ClickException(spark_reason(str(error))) from error
+        raise click.ClickException(before + spark_reason(str(error))) from error
     except Py4JJavaError as error:
-        raise click.ClickException(spark_reason(str(error.java_exception.toString()))) from error
+        raise click.ClickException(before + spark_reason(str(error.java_exception.toString()))) from error
 
 
 def spark_reason(text: str) -> str:

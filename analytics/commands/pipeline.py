@@ -6,11 +6,10 @@ The other jobs stay for large clusters, where each has a machine and a schedule 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
 
 UPKEEP_EVERY_S: Final = 3600.0
 REPORT_LAST: Final = timedelta(days=1)
+STEPS: Final = 5
+"""Of a turn with upkeep, without the report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,41 +51,34 @@ class Pipeline:
     keep: dict[str, int]
     replica_labels: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
-    lateness: timedelta = timedelta(hours=LATENESS_HOURS)
-    silent: timedelta = timedelta(hours=SILENT_HOURS)
-    keep_spool_hours: int = KEEP_SPOOL_HOURS
+    lateness_hours: float = LATENESS_HOURS
+    silent_hours: float = SILENT_HOURS
+    keep_hours: int = KEEP_SPOOL_HOURS
     compact_limit: int = PARTITIONS_MAX
     report: str | None = None
     prices: Prices | None = None
 
     def steps(self, *, with_upkeep: bool) -> dict[str, Callable[[SparkSession], object]]:
         """Return the steps of one turn by their names, in order: bills come before upkeep."""
+        from analytics.jobs import compact, expire, ingest, rollup, usage
+
+        root, now = self.root, datetime.now(UTC)
+        lateness, silent = timedelta(hours=self.lateness_hours), timedelta(hours=self.silent_hours)
         steps: dict[str, Callable[[SparkSession], object]] = {
-            "ingest": self._ingest,
-            "rollup": self._rollup,
-            "usage": self._usage,
+            "ingest": lambda spark: ingest.run(
+                spark, root, self.spool, replica_labels=self.replica_labels, keep_hours=self.keep_hours
+            ),
+            "rollup": lambda spark: rollup.run(spark, root),
+            "usage": lambda spark: usage.run(
+                spark, root, usage.UsageOptions(datetime.now(UTC), lateness, silent, jobs=self.jobs)
+            ),
         }
         if self.report is not None:
             steps["report"] = self._report
         if with_upkeep:
-            steps |= {"compact": self._compact, "expire": self._expire}
+            steps["compact"] = lambda spark: compact.run(spark, root, now=now, limit=self.compact_limit)
+            steps["expire"] = lambda spark: expire.run(spark, root, self.keep, now=now)
         return steps
-
-    def _ingest(self, spark: SparkSession) -> None:
-        from analytics.jobs import ingest
-
-        ingest.run(spark, self.root, self.spool, replica_labels=self.replica_labels, keep_hours=self.keep_spool_hours)
-
-    def _rollup(self, spark: SparkSession) -> None:
-        from analytics.jobs import rollup
-
-        rollup.run(spark, self.root)
-
-    def _usage(self, spark: SparkSession) -> None:
-        from analytics.jobs import usage
-
-        options = usage.UsageOptions(datetime.now(UTC), self.lateness, self.silent, jobs=self.jobs)
-        usage.run(spark, self.root, options)
 
     def _report(self, spark: SparkSession) -> None:
         from analytics.jobs import report
@@ -97,59 +91,30 @@ class Pipeline:
         made = report.run(spark, self.root, spans, (), made_at=now, jobs=self.jobs, prices=self.prices)
         report.write_file(spark, self.report, render_page(made).encode())
 
-    def _compact(self, spark: SparkSession) -> None:
-        from analytics.jobs import compact
-
-        compact.run(spark, self.root, now=datetime.now(UTC), limit=self.compact_limit)
-
-    def _expire(self, spark: SparkSession) -> None:
-        from analytics.jobs import expire
-
-        expire.run(spark, self.root, self.keep, now=datetime.now(UTC))
-
-
-class Steps:
-    """The step under way, for the console."""
-
-    def __init__(self) -> None:
-        self.current = Step()
-
-    def run_all(self, spark: SparkSession, steps: dict[str, Callable[[SparkSession], object]]) -> None:
-        """Run a turn's steps. Raises click.ClickException, with the name of the step that failed."""
-        for number, (name, run) in enumerate(steps.items(), start=1):
-            self.current = Step(name, number, len(steps))
-            CONSOLE.print_line(f"{self.current.text}:")
-            with _named(name):
-                run(spark)
-
-
-@contextmanager
-def _named(step: str) -> Iterator[None]:
-    try:
-        with errors_as_messages():
-            yield
-    except click.ClickException as error:
-        raise click.ClickException(f"{step}: {error.message}") from error
-
 
 def run(pipeline: Pipeline, follow_s: float | None, *, turns: int | None = None) -> None:
     """Run the steps once, or with `follow_s` seconds between turns for ever (`turns`: as often).
 
-    Raises click.ClickException for a step that fails; with `follow_s` that is printed, and the next turn tries again.
+    Raises click.ClickException for a step that fails, with its name; with `follow_s` that is printed, and the next turn
+    tries again.
     """
-    steps, progress = Steps(), Progress()
-    start = Step("Spark starts", 0, len(pipeline.steps(with_upkeep=True)))
-    with starting(f"{bar(0)} {start.text}"):
+    progress, current = Progress(), Step()
+    with starting(f"{bar(0)} {Step('Spark starts', 0, STEPS + (pipeline.report is not None)).text}"):
         from analytics.jobs.session import spark_session
 
         with errors_as_messages():
             spark = spark_session("pulsar-proxy-analytics pipeline")
     upkeep_at_s = time.monotonic()
-    with ending_at_interrupt(), heartbeats(spark, step=lambda: steps.current):
+    with ending_at_interrupt(), heartbeats(spark, step=lambda: current):
         while True:
             is_due = time.monotonic() >= upkeep_at_s
+            steps = pipeline.steps(with_upkeep=is_due)
             try:
-                steps.run_all(spark, pipeline.steps(with_upkeep=is_due))
+                for number, (name, step) in enumerate(steps.items(), start=1):
+                    current = Step(name, number, len(steps))
+                    CONSOLE.print_line(f"{current.text}:")
+                    with errors_as_messages(f"{name}: "):
+                        step(spark)
             except click.ClickException as error:
                 if follow_s is None:
                     raise
@@ -161,7 +126,7 @@ def run(pipeline: Pipeline, follow_s: float | None, *, turns: int | None = None)
             if follow_s is None or turns == 0:
                 progress.print_summary("the pipeline is done")
                 return
-            steps.current = Step()
+            current = Step()
             time.sleep(follow_s)
 
 
@@ -186,39 +151,10 @@ def run(pipeline: Pipeline, follow_s: float | None, *, turns: int | None = None)
 @jobs_option
 @replica_option
 @verbose_option
-def pipeline(  # noqa: PLR0917 -- click's manner
-    spool: str,
-    root: str,
-    follow_s: float | None,
-    once: bool,  # noqa: FBT001
-    report: str | None,
-    prices: Prices | None,
-    keep: tuple[str, ...],
-    keep_spool_hours: int,
-    compact_limit: int,
-    lateness_hours: float,
-    silent_hours: float,
-    jobs: tuple[str, ...],
-    replica_labels: tuple[str, ...],
-) -> None:
+def pipeline(follow_s: float | None, once: bool, keep: tuple[str, ...], **options: Any) -> None:  # noqa: FBT001
     """From the spool to bills: ingest, rollup, usage, report, upkeep."""
     if once and follow_s is not None:
         raise click.UsageError("--once and --follow: give one of them")
-    if report is not None:
-        check_output("--report", report)
-    run(
-        Pipeline(
-            spool,
-            root,
-            parse_retention(keep),
-            replica_labels,
-            jobs,
-            timedelta(hours=lateness_hours),
-            timedelta(hours=silent_hours),
-            keep_spool_hours,
-            compact_limit,
-            report,
-            prices,
-        ),
-        follow_s,
-    )
+    if options["report"] is not None:
+        check_output("--report", options["report"])
+    run(Pipeline(keep=parse_retention(keep), **options), follow_s)

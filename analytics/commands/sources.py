@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import click
 
@@ -29,7 +30,7 @@ from analytics.jobs.quiet import verbose_option
     help="Run forever, polling for new samples this often. Default: ingest what there is, and exit.",
 )
 @number_option(
-    "--max-bytes-per-batch",
+    "--max-bytes-per-batch max_bytes",
     click.IntRange(min=1),
     MAX_BYTES_PER_BATCH,
     "Of the spool; it becomes about ten times as much in memory.",
@@ -37,27 +38,12 @@ from analytics.jobs.quiet import verbose_option
 @keep_spool_option
 @replica_option
 @verbose_option
-def ingest(  # noqa: PLR0917 -- click's manner
-    spool: str,
-    root: str,
-    follow_s: float | None,
-    max_bytes_per_batch: int,
-    keep_spool_hours: int,
-    replica_labels: tuple[str, ...],
-) -> None:
+def ingest(**options: Any) -> None:
     """Copy what the receiver stored to the tables."""
     from analytics.jobs import ingest
 
     with job_session("ingest") as session:
-        ingest.run(
-            session,
-            root,
-            spool,
-            replica_labels=replica_labels,
-            max_bytes=max_bytes_per_batch,
-            keep_hours=keep_spool_hours,
-            follow_s=follow_s,
-        )
+        ingest.run(session, **options)
 
 
 @click.command("backfill")
@@ -66,34 +52,31 @@ def ingest(  # noqa: PLR0917 -- click's manner
 @click.option("--match", required=True, help='A plain selector: {__name__=~"pulsar_proxy_.+"}.')
 @click.option("--start", required=True, type=click.DateTime(), help="UTC, included.")
 @click.option("--end", required=True, type=click.DateTime(), help="UTC, not included.")
-@click.option("--step-seconds", type=click.IntRange(1, 86_400), default=3600, show_default=True, help="Of one query.")
+@click.option(
+    "--step-seconds",
+    "stepSeconds",
+    type=click.IntRange(1, 86_400),
+    default=3600,
+    show_default=True,
+    help="Of one query.",
+)
 @click.option("--batch-hours", type=click.IntRange(1, 24 * 31), default=BACKFILL_BATCH_HOURS, show_default=True)
-@click.option("--bearer-token-file", type=click.Path(), help="The same path on every executor.")
-@click.option("--ca-file", type=click.Path(), help="Trusted authorities, PEM. Default: the system's.")
-@click.option("--skip-histograms", is_flag=True, help="Leave native histograms out instead of failing.")
+@click.option("--bearer-token-file", "bearerTokenFile", type=click.Path(), help="The same path on every executor.")
+@click.option("--ca-file", "caFile", type=click.Path(), help="Trusted authorities, PEM. Default: the system's.")
+@click.option(
+    "--skip-histograms", "skipHistograms", is_flag=True, help="Leave native histograms out instead of failing."
+)
 @replica_option
 @verbose_option
-def backfill(  # noqa: PLR0917 -- click's manner
-    root: str,
-    url: str,
-    match: str,
-    start: datetime,
-    end: datetime,
-    step_seconds: int,
-    batch_hours: int,
-    bearer_token_file: str | None,
-    ca_file: str | None,
-    skip_histograms: bool,  # noqa: FBT001
-    replica_labels: tuple[str, ...],
+def backfill(
+    root: str, start: datetime, end: datetime, batch_hours: int, replica_labels: tuple[str, ...], **given: Any
 ) -> None:
     """Copy what a Prometheus server stores to the tables."""
     from analytics.jobs import backfill
     from analytics.sources.http import Settings
     from analytics.sources.options import BadOption
 
-    options = {"url": url, "match": match, "stepSeconds": str(step_seconds), "skipHistograms": str(skip_histograms)}
-    options |= {"bearerTokenFile": bearer_token_file} if bearer_token_file else {}
-    options |= {"caFile": ca_file} if ca_file else {}
+    options = {name: str(value) for name, value in given.items() if value is not None}  # they have the source's names
     options |= {"replicaLabels": ",".join(replica_labels)} if replica_labels else {}
     first, last = start.replace(tzinfo=UTC), end.replace(tzinfo=UTC)
     try:  # before Spark starts, which takes seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import click
 
@@ -37,12 +38,12 @@ from analytics.report.span import BadSpan, Span, candidates, parse_last
     "Hours that become visible together, and that a kill costs at most.",
 )
 @verbose_option
-def rollup(root: str, lookback_days: int, hours_per_change: int) -> None:
+def rollup(**options: Any) -> None:
     """Sum samples up to minutes, hours and days."""
     from analytics.jobs import rollup
 
     with job_session("rollup") as session:
-        rollup.run(session, root, lookback_days=lookback_days, hours_per_change=hours_per_change)
+        rollup.run(session, **options)
 
 
 @click.command("usage")
@@ -58,30 +59,14 @@ def rollup(root: str, lookback_days: int, hours_per_change: int) -> None:
     help="Recompute closed hours from this one (UTC) on, after a backfill. Bills made of them may differ then.",
 )
 @verbose_option
-def usage(  # noqa: PLR0917 -- click's manner
-    root: str,
-    lateness_hours: float,
-    silent_hours: float,
-    jobs: tuple[str, ...],
-    lookback_days: int,
-    reopen_from: datetime | None,
-) -> None:
+def usage(root: str, lateness_hours: float, silent_hours: float, reopen_from: datetime | None, **options: Any) -> None:
     """Bytes, messages and sessions of each principal, by hour and day."""
     from analytics.jobs import usage
 
-    options = usage.UsageOptions(
-        datetime.now(UTC),
-        timedelta(hours=lateness_hours),
-        timedelta(hours=silent_hours),
-        lookback_days,
-        reopen_from.replace(tzinfo=UTC) if reopen_from else None,
-        jobs,
-    )
+    options |= {"lateness": timedelta(hours=lateness_hours), "silent": timedelta(hours=silent_hours)}
+    reopen_from = reopen_from.replace(tzinfo=UTC) if reopen_from else None
     with job_session("usage") as session:
-        try:
-            usage.run(session, root, options)
-        except usage.CannotReopen as error:
-            raise click.ClickException(str(error)) from error
+        usage.run(session, root, usage.UsageOptions(datetime.now(UTC), reopen_from=reopen_from, **options))
 
 
 @click.command("report")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import click
 
@@ -21,12 +22,12 @@ from analytics.jobs.quiet import verbose_option
 )
 @number_option("--limit", click.IntRange(min=1), PARTITIONS_MAX, "Partitions in one run, at most.")
 @verbose_option
-def compact(root: str, closed_after_hours: int, limit: int) -> None:
+def compact(**options: Any) -> None:
     """Make few large files of many small ones."""
     from analytics.jobs import compact
 
     with job_session("compact") as session:
-        compact.run(session, root, now=datetime.now(UTC), closed_after_hours=closed_after_hours, limit=limit)
+        compact.run(session, now=datetime.now(UTC), **options)
 
 
 @click.command("expire")

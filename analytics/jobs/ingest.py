@@ -18,7 +18,7 @@ from analytics.jobs.progress import Progress
 from analytics.sources.spool import PrometheusSpool, batch_end, check_segments_present, position_text
 from analytics.spool import reader
 from analytics.spool.positions import Position, spool_id
-from analytics.spool.retention import record_consumed
+from analytics.spool.retention import remove_consumed
 from analytics.tables.store import Tables
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Ingest:
             if segment.number < end.segment and Path(segment.path).stat().st_mtime > youngest:
                 end = Position(segment.number, 0)
                 break
-        record_consumed(self.spool, end)
+        remove_consumed(self.spool, end)
 
 
 def _number(position: Position) -> int:

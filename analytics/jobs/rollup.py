@@ -292,11 +292,8 @@ def _moment(unix_ms: int) -> datetime:
 
 
 def _add_up(report: RollupReport, block: RollupReport) -> None:
-    report.hours += block.hours
-    report.samples += block.samples
-    report.kept_rows += block.kept_rows
-    report.refused_histograms += block.refused_histograms
-    report.unknown_histograms += block.unknown_histograms
+    for name in ("hours", "samples", "kept_rows", "refused_histograms", "unknown_histograms"):
+        setattr(report, name, getattr(report, name) + getattr(block, name))
 
 
 def _print_report(progress: Progress, report: RollupReport) -> None:

@@ -1,12 +1,12 @@
-"""The endpoint of the operators' listener: /metrics, /healthz, /readyz."""
+"""The operators' pages: /metrics, /healthz, /readyz."""
 
 import trio
 
-from analytics.receiver.http_server import RequestHead, Response
 from analytics.receiver.metrics import Metrics
 from analytics.spool.records import SpoolError
-from analytics.spool.retention import count_unconsumed_segments
+from analytics.spool.segments import list_segment_numbers
 from analytics.spool.writer import SpoolWriter
+from proxy.common.http_server import HttpRequest, HttpResponse
 
 INSPECT_INTERVAL_S = 1.0
 
@@ -15,32 +15,24 @@ class AdminEndpoint:
     """Endpoint for operators. Ready means that the spool is writable and the receiver is not shutting down."""
 
     def __init__(self, writer: SpoolWriter, metrics: Metrics) -> None:
-        self.body_bytes_max = 0
-        self.authenticates = False
         self.draining = False
         self._writer = writer
         self._metrics = metrics
         self._inspected_at = float("-inf")
         self._trouble: str | None = None
 
-    async def check_head(self, head: RequestHead) -> Response | None:
-        """Return 404 or 405 for other pages and methods."""
-        if head.path not in {"/metrics", "/healthz", "/readyz"}:
-            return Response(404, "there are /metrics, /healthz and /readyz")
-        return None if head.method == "GET" else Response(405, "only GET", [("Allow", "GET")])
-
-    async def respond(self, head: RequestHead, body: bytes) -> Response:  # noqa: ARG002 -- there is none
-        """Return the page."""
-        if head.path == "/healthz":
-            return Response(200, "ok\n")
+    async def respond(self, request: HttpRequest) -> HttpResponse:
+        """Return the page; 404 or 405 for other pages and methods."""
+        if request.path not in {"/metrics", "/healthz", "/readyz"}:
+            return HttpResponse(404, b"there are /metrics, /healthz and /readyz\n")
+        if request.method != "GET":
+            return HttpResponse(405, b"only GET\n", headers=(("Allow", "GET"),))
+        if request.path == "/healthz":
+            return HttpResponse(200, b"ok\n")
         trouble = await self._current_trouble()
-        if head.path == "/metrics":
-            return Response(200, self._metrics.text())
-        return Response(200, "ready\n") if trouble is None else Response(503, f"{trouble}\n")
-
-    def on_refusal(self, head: RequestHead | None, response: Response) -> Response:  # noqa: ARG002
-        """Return the response unchanged."""
-        return response
+        if request.path == "/metrics":
+            return HttpResponse(200, self._metrics.text())
+        return HttpResponse(200, b"ready\n") if trouble is None else HttpResponse(503, f"{trouble}\n".encode())
 
     async def _current_trouble(self) -> str | None:
         """Return why the receiver is not ready, or None; inspects the disk at most once a second."""
@@ -60,5 +52,5 @@ class AdminEndpoint:
             trouble = str(error)
         self._metrics.spool_bytes.set(self._writer.total_bytes)
         self._metrics.spool_free_bytes.set(self._writer.free_bytes())
-        self._metrics.spool_unconsumed_segments.set(count_unconsumed_segments(self._writer.directory))
+        self._metrics.spool_unconsumed_segments.set(len(list_segment_numbers(self._writer.directory)))
         return trouble

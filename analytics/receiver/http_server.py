@@ -1,19 +1,22 @@
 """HTTP/1.1 server connections: h11 parses and serializes, this module does the IO, with every wait and size bounded.
 
-An endpoint checks a request's head first and may reject the request without reading its body.
+The endpoint checks a request's head first and may reject the request without reading its body.
 """
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import h11
 import trio
 
 from analytics.receiver.config import Limits
 from proxy.common.networks import network_of
+
+if TYPE_CHECKING:
+    from analytics.receiver.write_endpoint import WriteEndpoint
 
 HEADER_BYTES_MAX = 16 * 1024
 READ_BYTES = 256 * 1024
@@ -65,26 +68,6 @@ class Peer:
     answering: bool = False
 
 
-class Endpoint(Protocol):
-    """Request handler of a listener. `authenticates`: only authenticated requests pass `check_head`."""
-
-    body_bytes_max: int
-    authenticates: bool
-
-    async def check_head(self, head: RequestHead) -> Response | None:
-        """Check a request before its body is read. Return None to read the body, or a response, after which the
-        connection is closed.
-        """
-
-    async def respond(self, head: RequestHead, body: bytes) -> Response:
-        """Return the response to a complete request."""
-
-    def on_refusal(self, head: RequestHead | None, response: Response) -> Response:
-        """Account for a response sent before the body was read (`head` is None for malformed HTTP); return the response
-        to send.
-        """
-
-
 class BodyBudget:
     """Budget of body bytes in memory. One sender gets at most half of it, so that it cannot block the others."""
 
@@ -117,7 +100,7 @@ class BodyBudget:
 class HttpServer:
     """HTTP server for the connections of one listener, with a shared body budget and a draining state."""
 
-    def __init__(self, endpoint: Endpoint, limits: Limits) -> None:
+    def __init__(self, endpoint: "WriteEndpoint", limits: Limits) -> None:
         self.endpoint = endpoint
         self.limits = limits
         self.draining = False

@@ -39,7 +39,7 @@ class Metrics:
         self.group_requests = self._histogram("commit_group_requests", "Requests in one group.", _GROUP)
         self.spool_bytes = self._gauge("spool_bytes", "Size of the spool's segments.")
         self.spool_unconsumed_segments = self._gauge(
-            "spool_unconsumed_segments", "Segments that the ingest job has not read to their end."
+            "spool_unconsumed_segments", "Segments that the ingest job has not removed."
         )
         self.spool_free_bytes = self._gauge("spool_disk_free_bytes", "Free bytes on the spool's file system.")
         self.spool_damages = self._gauge("spool_damages", "Damaged places found in the newest segment at the start.")

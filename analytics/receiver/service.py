@@ -1,5 +1,6 @@
 """The receiver process: listeners, connection limits, signals, and a shutdown that loses no committed request."""
 
+import contextlib
 import functools
 import signal
 import ssl
@@ -19,6 +20,7 @@ from analytics.receiver.tokens import reloading_token_digests
 from analytics.receiver.write_endpoint import WriteEndpoint
 from analytics.spool.repair import RepairReport
 from analytics.spool.writer import Disk, SpoolLimits, SpoolWriter
+from proxy.common import http_server
 from proxy.common.errors import ConfigError
 from proxy.common.logs import get_logger
 from proxy.common.networks import network_of, peer_address
@@ -59,13 +61,16 @@ async def serve(
     server = HttpServer(endpoint, config.limits)
     metrics.held_bytes.set_function(lambda: server.body_budget.held_bytes)
     senders = ConnectionLimiter(server, tls, config.limits.max_connections, metrics)
-    operators = ConnectionLimiter(HttpServer(probes, config.limits), None, ADMIN_CONNECTIONS_MAX, None)
+    operators = http_server.HttpServer(probes.respond, ADMIN_CONNECTIONS_MAX)
     write_listeners = await _listen("listen.bind", config.listen.bind)
     admin_listeners = await _listen("admin.bind", config.admin.bind)
     addresses = Addresses(_addresses_of(write_listeners), _addresses_of(admin_listeners))
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, contextlib.ExitStack() as closing:
+        for listener in admin_listeners:
+            closing.callback(listener.socket.close)
         async with trio.open_nursery() as background, trio.open_nursery() as committing:
-            background.start_soon(trio.serve_listeners, operators.handle_connection, admin_listeners)
+            for listener in admin_listeners:
+                background.start_soon(operators.serve, listener)
             committing.start_soon(commit.commit_groups)
             _log_ready(config, addresses)
             task_status.started(addresses)
@@ -106,7 +111,7 @@ def _no_passphrase() -> str:
 
 
 class ConnectionLimiter:
-    """Limit on a server's connections, with the TLS handshake if configured. `metrics` is None for operators'.
+    """Limit on a server's connections, with the TLS handshake if configured.
 
     Where the most are open, a new one displaces another that waits for its peer: one without authentication before
     others, then the oldest of the network that has most of them. While all are being answered, which ends by itself, a
@@ -118,25 +123,24 @@ class ConnectionLimiter:
         server: HttpServer,
         tls: ReloadingFile[ssl.SSLContext] | None,
         connections_max: int,
-        metrics: Metrics | None,
+        metrics: Metrics,
     ) -> None:
         self.server = server
         self._tls = tls
         self._connections_max = connections_max
         self._metrics = metrics
         self._connections: dict[Peer, trio.CancelScope] = {}  # in the order in which they came
+        metrics.connections.set_function(lambda: len(self._connections))
 
     async def handle_connection(self, stream: trio.SocketStream) -> None:
         """Serve one connection and close it. Raises no error of the connection."""
         peer, scope = Peer(peer_address(stream)), trio.CancelScope()
         if len(self._connections) >= self._connections_max and not self._displace_connection():
-            if self._metrics is not None:
-                self._metrics.connections_refused.inc()
+            self._metrics.connections_refused.inc()
             get_logger().warning("closed a connection at once: there are too many", sender=peer.address)
             await trio.aclose_forcefully(stream)
             return
         self._connections[peer] = scope
-        self._report_connections()
         try:
             with scope:
                 await self._serve(stream, peer)
@@ -144,7 +148,6 @@ class ConnectionLimiter:
             get_logger().exception("a connection failed; this is a bug")
         finally:
             self._connections.pop(peer, None)
-            self._report_connections()
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(stream)
 
@@ -157,18 +160,13 @@ class ConnectionLimiter:
         counts = Counter(shares.values())
         displaced = min(waiting, key=lambda peer: (peer.authenticated, -counts[shares[peer]]))
         self._connections.pop(displaced).cancel()
-        if self._metrics is not None:
-            self._metrics.connections_displaced.inc()
+        self._metrics.connections_displaced.inc()
         get_logger().warning(
             "closed a connection in favour of a newer one: there are too many",
             sender=displaced.address,
             connections_of_its_network=counts[shares[displaced]],
         )
         return True
-
-    def _report_connections(self) -> None:
-        if self._metrics is not None:
-            self._metrics.connections.set(len(self._connections))
 
     async def _serve(self, stream: trio.SocketStream, peer: Peer) -> None:
         if self._tls is None:
@@ -180,8 +178,7 @@ class ConnectionLimiter:
             with trio.fail_after(self.server.limits.header_timeout_ms / 1000):
                 await secured.do_handshake()
         except (trio.BrokenResourceError, trio.TooSlowError) as error:
-            if self._metrics is not None:
-                self._metrics.tls_failures.inc()
+            self._metrics.tls_failures.inc()
             get_logger().warning(
                 "a TLS handshake failed", sender=peer.address, reason=str(error.__cause__ or "it took too long")
             )

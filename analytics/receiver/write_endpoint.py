@@ -10,6 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from http import HTTPStatus
 
 import trio
 
@@ -33,6 +34,7 @@ RETRY_AFTER_S = {"slow": 5, "full": 30, "failed": 30, "busy": 5}
 FAULTS_REPORTED_MAX = 3
 
 _DIGITS_MAX = 19
+_NOTHING = Counts()
 
 
 class TokenBucket:
@@ -64,16 +66,17 @@ class TokenBucket:
 
 
 class _Rejection(Exception):
-    """A response other than 2xx. `reason` is a metric's label, the text is for the sender."""
+    """A response other than 2xx. `written`: the counts of what was committed nevertheless."""
 
-    def __init__(
-        self, reason: str, status: int, text: str, *, retry_after_s: int = 0, written: Counts | None = None
-    ) -> None:
+    def __init__(self, reason: str, status: int, text: str, *, wait_s: int = 0, written: Counts = _NOTHING) -> None:
         super().__init__(text)
-        self.reason = reason
-        self.status = status
-        self.retry_after_s = retry_after_s
-        self.written = written or Counts()
+        headers = [("Retry-After", str(wait_s))] if wait_s else []
+        self.response = Response(status, text, headers, reason)
+        self.written = written
+
+
+def _retry_later(reason: str) -> _Rejection:
+    return _Rejection(reason, 503, _PUBLIC_REASONS[reason], wait_s=RETRY_AFTER_S[reason])
 
 
 class WriteEndpoint:
@@ -101,7 +104,10 @@ class WriteEndpoint:
     # ---- before the body
 
     async def check_head(self, head: RequestHead) -> Response | None:
-        """Check authentication, path, method, content type and length."""
+        """Check a request before its body is read: authentication, path, method, content type and length.
+
+        Return None to read the body, or a response, after which the connection is closed.
+        """
         if self._tokens is not None and not await self._is_authorized(self._tokens, head):
             return Response(401, "a bearer token is needed", [("WWW-Authenticate", "Bearer")])
         if head.path != PATH:
@@ -121,36 +127,38 @@ class WriteEndpoint:
         return is_authorized(head.headers.get(b"authorization", b""), await tokens.current_value())
 
     def on_refusal(self, head: RequestHead | None, response: Response) -> Response:
-        """Count and log a response sent without the body, and return it with 2.0's headers."""
-        version = _protocol_version_or_none(head)
-        reason = response.reason or _REASON_BY_STATUS.get(response.status, "other")
-        self._metrics.rejected.labels(reason).inc()
+        """Account for a response sent without the body (`head` is None for malformed HTTP); return it as to be sent."""
+        try:
+            version = None if head is None else _protocol_version(head)
+        except UnsupportedError:
+            version = None
+        return self._accounted(response, version, head.address if head is not None else "")
+
+    def _accounted(self, response: Response, version: int | None, address: str, written: Counts = _NOTHING) -> Response:
+        """Count a response, log a refusal, and return the response with 2.0's headers."""
+        if response.status != HTTPStatus.NO_CONTENT:
+            self._metrics.rejected.labels(response.reason or _REASON_BY_STATUS.get(response.status, "other")).inc()
+            get_logger().warning("refused a request", sender=address, status=response.status, reason=response.body)
         self._metrics.requests.labels(str(version or "unknown"), str(response.status)).inc()
-        sender = head.address if head is not None else ""
-        get_logger().warning("refused a request", sender=sender, status=response.status, reason=response.body)
-        return Response(response.status, response.body, response.headers + _written_headers(version, Counts()))
+        return Response(response.status, response.body, response.headers + _written_headers(version, written))
 
     # ---- with the body
 
     async def respond(self, head: RequestHead, body: bytes) -> Response:
         """Commit a write request and return 204, or the response that says why not."""
-        version = _protocol_version(head)
-        started_at = self._clock()
+        version, started_at = _protocol_version(head), self._clock()
         try:
-            counts = await self._commit_body(version, body, head.address)
-            response = Response(204)
+            response, written = Response(204), await self._commit_body(version, body, head.address)
         except _Rejection as rejection:
-            counts = rejection.written
-            response = self._rejection_response(rejection, head.address)
+            response, written = rejection.response, rejection.written
         self._metrics.request_seconds.observe(self._clock() - started_at)
-        self._metrics.requests.labels(str(version), str(response.status)).inc()
-        return Response(response.status, response.body, response.headers + _written_headers(version, counts))
+        return self._accounted(response, version, head.address, written)
 
     async def _commit_body(self, version: int, body: bytes, address: str) -> Counts:
         """Check and commit a body; return the counts of what was written. Raises _Rejection."""
         wait_s = max(self._samples_bucket.wait_s(), self._bytes_bucket.wait_s())
         if wait_s > 0:
-            raise _Rejection("rate", 429, "too much is sent at a time", retry_after_s=math.ceil(wait_s))
+            raise _Rejection("rate", 429, "too much is sent at a time", wait_s=math.ceil(wait_s))
         self._bytes_bucket.withdraw(len(body))
         parsed = await self._parse(version, body, address)
         faults, counts = parsed.request.faults, parsed.request.counts
@@ -160,8 +168,7 @@ class WriteEndpoint:
         try:
             await self._commit.commit_record(pack_record(version, time.time_ns() // 1_000_000, parsed.body))
         except NotCommittedError as error:
-            retry_after_s = RETRY_AFTER_S[error.reason]
-            raise _Rejection(error.reason, 503, _PUBLIC_REASONS[error.reason], retry_after_s=retry_after_s) from None
+            raise _retry_later(error.reason) from None
         self._count_committed(version, len(body), parsed)
         if faults:
             raise _Rejection("partly_faulty", 400, _faults_text(faults, counts), written=counts)
@@ -179,19 +186,12 @@ class WriteEndpoint:
         except DecodeError as error:
             raise _Rejection("malformed", 400, str(error)) from None
         except LockTimeoutError:
-            raise _Rejection("busy", 503, _PUBLIC_REASONS["busy"], retry_after_s=RETRY_AFTER_S["busy"]) from None
+            raise _retry_later("busy") from None
         faults = parsed.request.faults
         self._metrics.faulty_series.inc(len(faults))
         for bound, count in Counter(one.bound for one in faults.values() if isinstance(one, BoundFault)).items():
             self._metrics.beyond_bounds.labels(bound).inc(count)
         return parsed
-
-    def _rejection_response(self, rejection: "_Rejection", address: str) -> Response:
-        self._metrics.rejected.labels(rejection.reason).inc()
-        text = str(rejection)
-        get_logger().warning("did not accept a write request", sender=address, status=rejection.status, reason=text)
-        headers = [("Retry-After", str(rejection.retry_after_s))] if rejection.retry_after_s else []
-        return Response(rejection.status, text, headers)
 
     def _count_committed(self, version: int, compressed_bytes: int, parsed: ParsedRequest) -> None:
         metrics, counts, label = self._metrics, parsed.request.counts, str(version)
@@ -215,13 +215,6 @@ _PUBLIC_REASONS = {
 
 def _protocol_version(head: RequestHead) -> int:
     return protocol_version(head.header("content-type"), head.header("content-encoding"))
-
-
-def _protocol_version_or_none(head: RequestHead | None) -> int | None:
-    try:
-        return None if head is None else _protocol_version(head)
-    except UnsupportedError:
-        return None
 
 
 def _written_headers(version: int | None, counts: Counts) -> Headers:

@@ -43,6 +43,7 @@ STALE_BITS = 0x7FF0000000000002
 Doubles = npt.NDArray[np.float64]
 
 _SAMPLES = 2  # field numbers of a series; both versions have these
+_HISTOGRAMS, _EXEMPLARS = {1: 4, 2: 3}, {1: 3, 2: 4}  # by version
 _METADATA = 5
 _VALUE, _TIMESTAMP, _START = 1, 2, 3  # of a sample
 _TYPE = 1  # of metadata
@@ -199,7 +200,7 @@ class _RequestReader:
             requests=1,
             samples=int(kept.sum()),
             histograms=len(good_histograms),
-            exemplars=int(good[self._submessages(self._exemplars_field).owner].sum()),
+            exemplars=int(good[self._submessages(_EXEMPLARS[self.version]).owner].sum()),
             stale=int((kept & ~fresh).sum()) + len(good_histograms) - len(fresh_histograms),
             faulty_series=len(self.faults),
             buckets=self.budget.bounds.buckets - self.budget.remaining("buckets"),
@@ -213,14 +214,6 @@ class _RequestReader:
             counts=counts,
             faults=self.faults,
         )
-
-    @property
-    def _histograms_field(self) -> int:
-        return 4 if self.version == 1 else 3
-
-    @property
-    def _exemplars_field(self) -> int:
-        return 3 if self.version == 1 else 4
 
     def _submessages(self, number: int) -> FieldColumns:
         return self.found.select(number, LENGTH_DELIMITED)
@@ -242,7 +235,7 @@ class _RequestReader:
 
     def _read_histograms(self, *, keep: bool) -> list[tuple[int, Histogram]]:
         """Return all valid histograms with their series' positions; without `keep`, without their buckets."""
-        parts = self._submessages(self._histograms_field)
+        parts = self._submessages(_HISTOGRAMS[self.version])
         self.budget.spend("histograms", parts.owner.size)
         found = []
         for owner, begin, end in zip(parts.owner.tolist(), parts.begin.tolist(), parts.end.tolist(), strict=True):

@@ -24,14 +24,8 @@ Bytes = npt.NDArray[np.uint8]
 _VECTOR_MESSAGES_MIN = 16
 _VARINT_BYTES_MAX = 10
 _MORE = 0x80
-_FEW_BYTES_MAX = 4  # 28 bits
+_SYMBOL_BITS = 28
 _WORD_BYTES = 8
-_MORE_IN_WORD = 0x8080_8080_8080_8080
-_PACKING = (  # of the groups of a word's bytes: which stay, which move, by how much
-    (0x007F_007F_007F_007F, 0x7F00_7F00_7F00_7F00, 1),
-    (0x0000_3FFF_0000_3FFF, 0x3FFF_0000_3FFF_0000, 2),
-    (0x0000_0000_0FFF_FFFF, 0x0FFF_FFFF_0000_0000, 4),
-)
 _TAG_MIN, _TAG_MAX = 8, 2**32 - 1
 _FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
 
@@ -271,41 +265,18 @@ def read_varints(data: Bytes, at: Integers) -> tuple[Integers, Integers]:
     """Read the varints at these offsets as signed 64-bit numbers, and the offsets after them. Raises DecodeError."""
     byte = data[at]
     value, end = byte.astype(np.int64), at + 1
-    if byte.size and byte.max() >= _MORE:
-        more = np.flatnonzero(byte >= _MORE)
-        value[more], size = _long_varints(data, at[more])
-        end[more] += size - 1
-    return value, end
-
-
-def _long_varints(data: Bytes, at: Integers) -> tuple[Integers, Integers]:
-    """Return values and sizes of varints of several bytes; those of up to eight bytes are read together."""
-    word = _words(data)[at]
-    stop = ~word & _MORE_IN_WORD
-    below = (stop & -stop) - 1  # all bits below the one that marks the last byte
-    size = (np.bitwise_count(below) >> 3).astype(np.int64) + 1
-    value = word & below & ~np.uint64(_MORE_IN_WORD)
-    for stay, move, by in _PACKING:
-        value = (value & stay) | ((value & move) >> by)
-    value = value.view(np.int64)
-    for place in np.flatnonzero(stop == 0).tolist():
-        value[place], size[place] = _longest_varint(data, int(at[place]))
-    return value, size
-
-
-def _longest_varint(data: Bytes, at: int) -> tuple[int, int]:
-    """Return value and size of a varint of nine or ten bytes."""
-    text = data[at : at + _VARINT_BYTES_MAX].tobytes()
-    for size in range(_WORD_BYTES + 1, _VARINT_BYTES_MAX + 1):
-        if text[size - 1] < _MORE:
-            value, _ = _read_varint(text, 0)
-            return _signed(value), size
+    if not byte.size or byte.max() < _MORE:
+        return value, end
+    goes_on = byte >= _MORE
+    value &= 0x7F
+    for position in range(1, _VARINT_BYTES_MAX):
+        byte = data[at + position]
+        value |= ((byte & 0x7F) * goes_on).astype(np.int64) << 7 * position
+        end += goes_on
+        goes_on &= byte >= _MORE
+        if not goes_on.any():
+            return value, end
     raise DecodeError(_LONG_VARINT)
-
-
-def _words(data: Bytes) -> npt.NDArray[np.uint64]:
-    """Return the eight bytes at each offset as one number, without a copy."""
-    return np.ndarray((data.size - _WORD_BYTES + 1,), np.dtype("<u8"), data, strides=(1,))
 
 
 def read_packed_varints(packed: Bytes) -> tuple[npt.NDArray[np.int32], Integers]:
@@ -316,22 +287,12 @@ def read_packed_varints(packed: Bytes) -> tuple[npt.NDArray[np.int32], Integers]
     last = np.flatnonzero(packed < _MORE)
     if packed.size and packed[-1] >= _MORE:
         raise DecodeError(_CUT_OFF)
-    numbers = packed[last].astype(np.int32)
-    size = np.diff(last, prepend=-1)
+    numbers, size = packed[last].astype(np.int32), np.diff(last, prepend=-1)
     several = np.flatnonzero(size > 1)
-    if several.size:
-        numbers[several] = _few_byte_numbers(packed, last[several] - size[several] + 1, size[several])
+    padded = np.append(packed, np.zeros(_VARINT_BYTES_MAX, np.uint8))
+    value, _ = read_varints(padded, last[several] - size[several] + 1)
+    numbers[several] = np.where(value >> _SYMBOL_BITS == 0, value, -1)
     return numbers, last
-
-
-def _few_byte_numbers(packed: Bytes, first: Integers, size: Integers) -> npt.NDArray[np.int32]:
-    """Return the varints at these offsets with these sizes in bytes; -1 for those of more than four."""
-    numbers = np.zeros(first.size, dtype=np.int32)
-    for position in range(min(int(size.max()), _FEW_BYTES_MAX)):
-        longer = np.flatnonzero(size > position)
-        numbers[longer] |= (packed[first[longer] + position] & 0x7F).astype(np.int32) << (7 * position)
-    numbers[size > _FEW_BYTES_MAX] = -1
-    return numbers
 
 
 def join_spans(data: Bytes, begin: Integers, size: Integers) -> Bytes:
@@ -342,4 +303,5 @@ def join_spans(data: Bytes, begin: Integers, size: Integers) -> Bytes:
 
 def read_doubles(data: Bytes, at: Integers) -> npt.NDArray[np.float64]:
     """Return the 64-bit floating point numbers at these offsets."""
-    return _words(data)[at].view("<f8")
+    doubles = np.ndarray((data.size - _WORD_BYTES + 1,), np.dtype("<f8"), data, strides=(1,))  # at each offset, no copy
+    return doubles[at]

@@ -1,4 +1,4 @@
-"""Positions in a spool, and the small files that store them: the committed end and the consumed end.
+"""Positions in a spool, and the small file that stores the committed end.
 
 The file `committed` is updated after each fdatasync of a segment, so a reader that stops there never sees data that a
 crash could still lose. It is overwritten in place (one small write, checked by a CRC) and not synced: after a power
@@ -17,7 +17,6 @@ from typing import NamedTuple
 from analytics.spool.records import SpoolError
 
 COMMITTED = "committed"
-CONSUMED = "consumed"
 
 _POSITION = struct.Struct("<8sQQ")
 _CRC = struct.Struct("<I")
@@ -51,10 +50,7 @@ def read_position(directory: Path, name: str) -> Position | None:
 def write_position(directory: Path, name: str, position: Position) -> None:
     """Replace a position file atomically and durably. Raises OSError."""
     temporary = directory / f"{name}.new"
-    with temporary.open("wb") as file:
-        file.write(_pack(position))
-        file.flush()
-        os.fsync(file.fileno())
+    write_synced(temporary, _pack(position))
     temporary.replace(directory / name)
     sync_directory(directory)
 
@@ -73,6 +69,14 @@ class PositionFile:
     def close(self) -> None:
         """Close the descriptor; the file stays."""
         os.close(self._file)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file and make its data durable; raises OSError."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def sync_directory(directory: Path) -> None:

@@ -26,11 +26,7 @@ def list_segments(directory: str | os.PathLike[str]) -> list[Segment]:
 
     Raises SpoolError if the file of the committed position is invalid, OSError if the directory cannot be read.
     """
-    root = Path(directory)
-    end = read_position(root, COMMITTED)
-    if end is None:
-        return []
-    found = []
+    root, end, found = Path(directory), committed_end(directory), []
     for number in list_segment_numbers(root):
         path = segment_path(root, number)
         if number > end.segment:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from analytics.spool.positions import Position, sync_directory
+from analytics.spool.positions import Position, sync_directory, write_synced
 from analytics.spool.records import (
     SEGMENT_HEADER_BYTES,
     Damage,
@@ -50,7 +50,7 @@ def repair_segment(segment: Path, number: int, committed: Position | None) -> Re
             found.lost_committed = committed is not None and committed.segment == number and committed.offset > end
             found.torn_copy = torn_copy_path(segment)
             file.seek(end)
-            _write_torn_copy(found.torn_copy, file.read(size - end))
+            write_synced(found.torn_copy, file.read(size - end))
             file.truncate(end)
         os.fsync(file.fileno())
     if end == 0:
@@ -76,10 +76,3 @@ def _scan_segment(found: RepairReport, file: BinaryIO, number: int, size: int) -
     if torn:
         found.torn = Damage(end, size, torn[0].reason)
     return end
-
-
-def _write_torn_copy(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

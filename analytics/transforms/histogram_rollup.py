@@ -29,7 +29,6 @@ from analytics.transforms.histograms import (
     Histogram,
     HistogramSample,
     add,
-    empty_like,
     from_row,
     growth,
     growth_at_first,
@@ -104,15 +103,15 @@ def minutes_of(series_id: int, samples: Iterable[_Sample], lookback_days: int) -
     """Yield the minutes of one series from its samples and tails in order of time."""
     previous: HistogramSample | None = None
     for start, group in groupby(samples, key=lambda one: one.sample.ts // _MINUTE_MS * _MINUTE_MS):
-        window = _HistogramWindow(series_id, start)
+        rows = []
         for one in group:
             if previous is not None and one.sample.ts == previous.ts:
                 continue  # a duplicate; the one with the larger count came first
             if not one.is_tail:
-                window.add_sample(one.sample, previous, lookback_days)
+                rows.append(_sample_row(series_id, one.sample, previous, lookback_days))
             previous = one.sample
-        if window.n:
-            yield window.row()
+        if rows:
+            yield merged_row(rows, "1m", start)
 
 
 class _Sample(NamedTuple):
@@ -123,74 +122,51 @@ class _Sample(NamedTuple):
     is_tail: bool = False
 
 
-class _HistogramWindow:
-    """Accumulator of one window of one series."""
-
-    def __init__(self, series_id: int, start: int) -> None:
-        self._series_id, self._start = series_id, start
-        self.n = self._resets = self._refused = 0
-        self._first: HistogramSample | None = None
-        self._last: HistogramSample | None = None
-        self._increase: Histogram | None = None
-
-    def add_sample(self, sample: HistogramSample, previous: HistogramSample | None, lookback_days: int) -> None:
-        self.n += 1
-        self._first = self._first or sample
-        self._last = sample
-        limit = horizon(sample.ts, lookback_days)
-        gained, reset, complete = growth_at_first(sample, limit), 0, True
-        if previous is not None and previous.ts >= limit:
-            gained, reset, complete = growth(previous, sample)
-        self._resets += reset
-        if self._increase is not None:
-            gained, added = add(self._increase, gained)
-            complete = complete and added
-        self._increase = gained
-        self._refused += not complete
-
-    def row(self) -> dict[str, Any]:
-        assert self._first is not None
-        assert self._last is not None
-        increase = self._increase if self._increase is not None else empty_like(self._last.histogram)
-        return {
-            "series_id": self._series_id,
-            "window": _moment(self._start),
-            "n": self.n,
-            "first_ts": _moment(self._first.ts),
-            "last_ts": _moment(self._last.ts),
-            "last_start_ts": _moment(self._last.start_ts) if self._last.start_ts != NO_START else None,
-            "increase": to_row(increase),
-            "last": to_row(self._last.histogram),
-            "resets": self._resets,
-            "refused": self._refused,
-            **_place("1m", self._start),
-        }
+def _sample_row(
+    series_id: int, sample: HistogramSample, previous: HistogramSample | None, lookback_days: int
+) -> dict[str, Any]:
+    """Return a sample as a row of its own for `merged_row`, with histograms that are no rows yet."""
+    limit = horizon(sample.ts, lookback_days)
+    gained, reset, complete = growth_at_first(sample, limit), 0, True
+    if previous is not None and previous.ts >= limit:
+        gained, reset, complete = growth(previous, sample)
+    return {
+        "series_id": series_id,
+        "n": 1,
+        "first_ts": _moment(sample.ts),
+        "last_ts": _moment(sample.ts),
+        "last_start_ts": _moment(sample.start_ts) if sample.start_ts != NO_START else None,
+        "increase": gained,
+        "last": sample.histogram,
+        "resets": reset,
+        "refused": int(not complete),
+    }
 
 
 def merged_row(rows: Sequence[dict[str, Any]], width: str, start_ms: int) -> dict[str, Any]:
     """Merge the rows of one series, in order of time, to a row of a wider window."""
-    total, refused = from_row(rows[0]["increase"]), sum(row["refused"] for row in rows)
-    for row in rows[1:]:
-        total, added = add(total, from_row(row["increase"]))
+    total, *others = (one if isinstance(one, Histogram) else from_row(one) for one in (row["increase"] for row in rows))
+    refused = sum(row["refused"] for row in rows)
+    for row, increase in zip(rows[1:], others, strict=True):
+        total, added = add(total, increase)
         if not added:
             refused += row["n"] - row["refused"]
-    ends = {name: rows[-1][name] for name in ("last", "last_ts", "last_start_ts")}
+    moment, last = _moment(start_ms), rows[-1]["last"]
     return {
-        **ends,
         "series_id": rows[0]["series_id"],
-        "window": _moment(start_ms),
+        "window": moment,
         "n": sum(row["n"] for row in rows),
         "first_ts": rows[0]["first_ts"],
+        "last_ts": rows[-1]["last_ts"],
+        "last_start_ts": rows[-1]["last_start_ts"],
         "increase": to_row(total),
+        "last": to_row(last) if isinstance(last, Histogram) else last,
         "resets": sum(row["resets"] for row in rows),
         "refused": refused,
-        **_place(width, start_ms),
+        "width": width,
+        "date": moment.date(),
+        "hour": moment.hour if width == "1m" else None,
     }
-
-
-def _place(width: str, start_ms: int) -> dict[str, Any]:
-    moment = _moment(start_ms)
-    return {"width": width, "date": moment.date(), "hour": moment.hour if width == "1m" else None}
 
 
 def _windows(batches: Iterable[pa.RecordBatch], lookback_days: int) -> Iterator[pa.RecordBatch]:

@@ -115,21 +115,11 @@ def ledger(hours: DataFrame, series: DataFrame, tails: DataFrame, rolled: DataFr
     in_order = Window.partitionBy("series_id").orderBy("window")
     counts = F.col("reason").isNull()
     rows = rows.withColumn("reason", no_count())
-    before = {
-        f"tail_{name}": F.coalesce(
-            F.last(F.when(counts, F.col(name)), ignorenulls=True).over(
-                in_order.rowsBetween(Window.unboundedPreceding, -1)
-            )
-            if name != "last_start_ts"
-            else F.last(F.when(counts, F.struct(name)), ignorenulls=True).over(
-                in_order.rowsBetween(Window.unboundedPreceding, -1)
-            )[name],
-            F.col(f"tail_{name}"),
-        )
-        for name in _TAIL
-    }
-    rows = rows.withColumn("rolled_ts", F.coalesce(F.lag("last_ts").over(in_order), F.col("rolled_ts"))).withColumns(
-        before
+    earlier = in_order.rowsBetween(Window.unboundedPreceding, -1)
+    last = F.last(F.when(counts, F.struct(*_TAIL)), ignorenulls=True).over(earlier)  # a struct: its start may be null
+    rows = rows.withColumns(
+        {f"tail_{name}": F.coalesce(last[name], F.col(f"tail_{name}")) for name in _TAIL}
+        | {"rolled_ts": F.coalesce(F.lag("last_ts").over(in_order), F.col("rolled_ts"))}
     )
     entry = F.when(F.col("tail_last_ts").eqNullSafe(F.col("rolled_ts")), F.col("entry")).otherwise(
         _since_tail(lookback_days)

@@ -10,9 +10,9 @@ import trio
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
 from proto.rpc_pb2 import Reasons
-from proxy.admin.http import HttpRequest, HttpResponse
 from proxy.admin.page import EVENTS_PATH, PAGE_FILES, LivePage
 from proxy.admin.scrape import CollectedMetrics
+from proxy.common.http_server import HttpRequest, HttpResponse
 from proxy.common.logs import get_logger
 from proxy.common.readiness import LEAVING_REASON
 from proxy.runtime.observability.metrics import OTHER

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from proxy.admin.http import HttpRequest, HttpResponse, Send
+from proxy.common.http_server import HttpRequest, HttpResponse, Send
 from proxy.runtime.rpc.errors import RpcError
 
 EVENTS_PATH = "/events"

@@ -13,11 +13,11 @@ import trio
 
 from proto.addresses import AddressInvalid, parse_host_port
 from proxy.admin.application import AdminApplication
-from proxy.admin.http import HttpServer
 from proxy.admin.scrape import MetricsScrape
 from proxy.admin.supervisor_client import ChannelLost, SupervisorClient
 from proxy.common.bearer_tokens import is_authorized, token_digest
 from proxy.common.errors import ConfigError
+from proxy.common.http_server import HttpServer
 from proxy.common.logs import get_logger
 from proxy.common.reloading_file import ReloadingFile
 from proxy.config.admin_token import read_admin_token

@@ -240,7 +240,7 @@ def test_a_malicious_request_costs_little_and_stops_no_other(tmp_path: Path, att
     assert f'pulsar_proxy_analytics_receiver_beyond_bounds_total{{bound="{bound}"}} {sent}.0' in text
     assert receiver.stop() == 0
     check(numbers(tmp_path / "spool"), [good])
-    told = [entry for entry in receiver.log if entry["event"] == "did not accept a write request"]
+    told = [entry for entry in receiver.log if entry["event"] == "refused a request"]
     assert {entry["sender"] for entry in told} == {"127.0.0.1"}
     assert all(len(str(entry)) < 1000 for entry in told)
 
@@ -359,7 +359,7 @@ def test_a_disk_without_room(tmp_path: Path, disk: str, monkeypatch: pytest.Monk
         assert sorted(numbers(spool)) == written
         _, text = receiver.page("/metrics")
         assert 'rejected_requests_total{reason="full"} 1.0' in text or 'reason="failed"} 1.0' in text
-        assert retention.record_consumed(spool, reader.committed_end(spool)) or disk != "tmpfs"
+        assert retention.remove_consumed(spool, reader.committed_end(spool)) or disk != "tmpfs"
         again = post_until_some(receiver, len(written) + 1)
         assert set(again) <= set(numbers(spool))
         assert receiver.stop() == 0

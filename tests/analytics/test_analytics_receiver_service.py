@@ -13,16 +13,14 @@ import trio
 import trustme
 from receiver_requests import body, http_request, named
 
-from analytics.receiver import service
-from analytics.receiver.admin_endpoint import AdminEndpoint
 from analytics.receiver.config import Admin, Authentication, Config, Limits, Listen, Spool, Tls
 from analytics.receiver.http_server import RequestHead, Response
-from analytics.receiver.service import Addresses, open_spool, serve
+from analytics.receiver.service import ADMIN_CONNECTIONS_MAX, Addresses, open_spool, serve
+from analytics.receiver.write_endpoint import WriteEndpoint
 from analytics.spool import reader
 
 TOKEN = "a-token-of-good-length"
 GOOD = body(2, [named("a")])
-HEALTHZ = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @asynccontextmanager
@@ -153,43 +151,52 @@ async def test_of_too_many_connections_an_unauthenticated_one_gives_way_then_the
         assert await status(second, good) == 204
 
 
-async def test_of_too_many_connections_the_busiest_networks_oldest_gives_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "ADMIN_CONNECTIONS_MAX", 3)
-    async with running(config_for(tmp_path)) as addresses, AsyncExitStack() as stack:
-        where = addresses.admin[0]
+async def test_of_too_many_connections_the_busiest_networks_oldest_gives_way(tmp_path: Path) -> None:
+    async with running(config_for(tmp_path, max_connections=3)) as addresses, AsyncExitStack() as stack:
+        where = addresses.write[0]
         first, second, third, fourth = [
             await stack.enter_async_context(await connect(where, local_address))
             for local_address in ("127.0.0.1", "127.0.0.2", "127.0.0.2", "127.0.0.3")
         ]
         assert await second.receive_some() == b""
         for other in (first, third, fourth):
-            assert await status(other, HEALTHZ) == 200
+            assert await status(other, http_request(2, GOOD)) == 204
+
+
+async def test_the_admin_listeners_connections_are_bounded(tmp_path: Path) -> None:
+    async with running(config_for(tmp_path)) as addresses, AsyncExitStack() as stack:
+        silent = [
+            await stack.enter_async_context(await connect(addresses.admin[0])) for _ in range(ADMIN_CONNECTIONS_MAX + 1)
+        ]
+        healthz = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        assert await status(silent[-1], healthz) == 200
+        assert await status(silent[0], healthz) == 0  # displaced, before it could ask
+        assert await status(silent[1], healthz) == 200
 
 
 async def test_connections_that_are_being_answered_are_never_displaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, go = trio.Event(), trio.Event()
-    respond = AdminEndpoint.respond
+    respond = WriteEndpoint.respond
+    good = http_request(2, GOOD)
 
-    async def waits(self: AdminEndpoint, head: RequestHead, body: bytes) -> Response:
+    async def waits(self: WriteEndpoint, head: RequestHead, body: bytes) -> Response:
         asked.set()
         await go.wait()
         return await respond(self, head, body)
 
-    monkeypatch.setattr(AdminEndpoint, "respond", waits)
-    monkeypatch.setattr(service, "ADMIN_CONNECTIONS_MAX", 1)
-    async with running(config_for(tmp_path)) as addresses, await connect(addresses.admin[0]) as busy:
-        await busy.send_all(HEALTHZ)
+    monkeypatch.setattr(WriteEndpoint, "respond", waits)
+    config = config_for(tmp_path, max_connections=1)
+    async with running(config) as addresses, await connect(addresses.write[0]) as busy:
+        await busy.send_all(good)
         await asked.wait()
-        async with await connect(addresses.admin[0]) as late:
-            assert await status(late, HEALTHZ) == 0
+        async with await connect(addresses.write[0]) as late:
+            assert await status(late, good) == 0
         go.set()
-        assert (await busy.receive_some()).startswith(b"HTTP/1.1 200")
-        async with await connect(addresses.admin[0]) as later:
-            assert await status(later, HEALTHZ) == 200
+        assert (await busy.receive_some()).startswith(b"HTTP/1.1 204")
+        async with await connect(addresses.write[0]) as later:
+            assert await status(later, good) == 204
         assert await busy.receive_some() == b""  # it waited for its peer
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from analytics.spool import reader, retention
-from analytics.spool.positions import COMMITTED, CONSUMED, Position, read_position, write_position
+from analytics.spool.positions import COMMITTED, Position, read_position, write_position
 from analytics.spool.records import SEGMENT_HEADER_BYTES, Damage, Record, SpoolError, pack_record
 from analytics.spool.segments import list_segment_numbers, segment_path
 from analytics.spool.writer import Disk, SpoolFullError, SpoolLimits, SpoolWriter
@@ -114,7 +114,6 @@ def test_a_reader_sees_nothing_before_it_is_synced(directory: Path) -> None:
 def test_no_reader_sees_records_before_there_is_a_spool(tmp_path: Path) -> None:
     assert reader.list_segments(tmp_path) == []
     assert reader.committed_end(tmp_path) == (0, 0)
-    assert retention.read_consumed_position(tmp_path) == (0, 0)
 
 
 def test_a_second_writer_is_turned_away_and_the_next_one_is_not(directory: Path) -> None:
@@ -355,7 +354,7 @@ def test_the_total_is_bounded_until_something_is_consumed(directory: Path) -> No
     assert "does the ingest job run" in fill(writer)
     kept = texts(directory)
     assert sum(one.size_bytes for one in reader.list_segments(directory)) <= 1000
-    assert retention.record_consumed(directory, writer.committed_end)
+    assert retention.remove_consumed(directory, writer.committed_end)
     writer.append_records([rec("again")])
     assert texts(directory)[-1] == "again"
     assert len(kept) > 5
@@ -383,15 +382,12 @@ def test_consumed_records_are_removed_by_segments(directory: Path) -> None:
     numbers = list_segment_numbers(directory)
     segment = reader.list_segments(directory)[1]
     position = Position(segment.number, segment.size_bytes)
-    assert retention.record_consumed(directory, position) == numbers[:1]
-    assert retention.read_consumed_position(directory) == position
-    assert retention.count_unconsumed_segments(directory) == len(numbers) - 1
-    assert retention.record_consumed(directory, Position(0, 5)) == []
-    assert retention.read_consumed_position(directory) == position  # never backwards
-    assert retention.record_consumed(directory, writer.committed_end) == numbers[1:-1]
+    assert retention.remove_consumed(directory, position) == numbers[:1]
+    assert retention.remove_consumed(directory, Position(0, 5)) == []
+    assert retention.remove_consumed(directory, writer.committed_end) == numbers[1:-1]
     assert list_segment_numbers(directory) == numbers[-1:]
     with pytest.raises(SpoolError, match="cannot have been consumed"):
-        retention.record_consumed(directory, Position(writer.committed_end.segment, writer.committed_end.offset + 1))
+        retention.remove_consumed(directory, Position(writer.committed_end.segment, writer.committed_end.offset + 1))
     writer.close()
 
 
@@ -399,10 +395,9 @@ def test_the_torn_end_goes_with_its_segment(directory: Path) -> None:
     path, _ = crashed(directory, b"torn")
     writer = SpoolWriter(directory, LIMITS)
     assert path.with_suffix(".torn").exists()
-    retention.record_consumed(directory, writer.committed_end)
+    retention.remove_consumed(directory, writer.committed_end)
     assert not path.exists()
     assert not path.with_suffix(".torn").exists()
-    assert (directory / CONSUMED).exists()
     writer.close()
 
 

@@ -14,8 +14,8 @@ import trio
 
 from proto.rpc_pb2 import Reasons
 from proxy.admin.application import AdminApplication
-from proxy.admin.http import HttpServer
 from proxy.admin.scrape import CollectedMetrics
+from proxy.common.http_server import HttpServer
 from proxy.runtime.observability.metrics import new_registry
 
 from .lab.browser import CHROMIUM, Page, browser_page

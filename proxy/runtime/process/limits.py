@@ -18,7 +18,7 @@ OPEN_FILES_MAX: dict[Role, int] = {
 """Open files by role, above what the role's own bounds allow in the largest cluster. Forwarders are not here, since
 their number of connections is a setting: they keep the supervisor's limit but for IN_FLIGHT_DESCRIPTORS.
 
-* Admin: 256 connections (``proxy.admin.http.CONNECTIONS_MAX``), and as many again that are being closed.
+* Admin: 256 connections (``proxy.common.http_server.CONNECTIONS_MAX``), and as many again that are being closed.
 * Auth: a connection from each forwarder and lookup worker, at most 512 of them and their 512 successors (four of each
   that was captured). A connection to each issuer or KDC, 64 DNS queries, files that
   are read: a few hundred.

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from proto.rpc_pb2 import Reasons, Status
 from proxy.admin.application import AdminApplication
 from proxy.admin.exposition import PROCESS_BYTES_MAX
-from proxy.admin.http import HttpRequest, HttpResponse
 from proxy.admin.scrape import CONCURRENT_CALLS_MAX, CollectedMetrics, MetricsScrape
+from proxy.common.http_server import HttpRequest, HttpResponse
 from proxy.runtime.observability.metrics import new_registry
 from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcError

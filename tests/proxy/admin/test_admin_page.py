@@ -9,9 +9,9 @@ import pytest
 import trio
 import trio.testing
 
-from proxy.admin.http import HttpRequest
 from proxy.admin.page import EVENTS_PATH, HEADERS, INTERVAL_S, PAGE_FILES, VIEWERS_MAX, LivePage
 from proxy.admin.service import OVERVIEW_KEPT_S, CoalescingCache
+from proxy.common.http_server import HttpRequest
 from proxy.runtime.rpc.errors import RpcConnectionLost
 
 ASKED = HttpRequest("GET", EVENTS_PATH, [b"Bearer t"], "10.0.0.1")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proto.roles import Role
-from proxy.admin.http import CONNECTIONS_MAX
+from proxy.common.http_server import CONNECTIONS_MAX
 from proxy.config.types import Brokers
 from proxy.runtime.dns.queries import QUERIES_MAX
 from proxy.runtime.process.limits import IN_FLIGHT_DESCRIPTORS, OPEN_FILES_MAX

@@ -1,4 +1,4 @@
-"""proxy.admin.http: one request a connection, every wait, size and number bounded."""
+"""proxy.common.http_server: one request a connection, every wait, size and number bounded."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import structlog.testing
 import trio
 import trio.testing
 
-from proxy.admin import http
-from proxy.admin.http import (
+from proxy.common import http_server
+from proxy.common.http_server import (
     ANSWER_TIMEOUT_S,
     CONNECTIONS_MAX,
     HEAD_BYTES_MAX,
@@ -215,7 +215,7 @@ async def test_a_listener_until_it_is_told_to_stop(
     setup: Setup, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Those that are here are answered. Out of descriptors, it waits for some."""
-    monkeypatch.setattr(http, "peer_address", lambda _stream: "10.0.0.1")
+    monkeypatch.setattr(http_server, "peer_address", lambda _stream: "10.0.0.1")
     ours, theirs = trio.testing.memory_stream_pair()
     ended = trio.Event()
 

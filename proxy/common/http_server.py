@@ -2,7 +2,7 @@
 
 One request a connection: a client that asks every few seconds loses nothing by that, and no connection is ever idle.
 A response may be a stream, whose parts are each received in time.
-Where CONNECTIONS_MAX are open, the next one displaces the oldest from the address that has the most, so that a client
+Where `connections_max` are open, the next one displaces the oldest from the address that has the most, so that a client
 that holds connections open does not keep others from being served.
 """
 
@@ -72,10 +72,11 @@ class _Connection:
 
 
 class HttpServer:
-    """Server of one listener. ``displaced``: connections closed in favour of newer ones."""
+    """Server of the operators' port. ``displaced``: connections closed in favour of newer ones."""
 
-    def __init__(self, handle_request: RequestHandler) -> None:
+    def __init__(self, handle_request: RequestHandler, connections_max: int = CONNECTIONS_MAX) -> None:
         self._handle_request = handle_request
+        self._connections_max = connections_max
         self._accepting = trio.CancelScope()
         self._streams: set[trio.CancelScope] = set()
         self._connections: dict[_Connection, None] = {}  # in the order in which they came
@@ -110,7 +111,7 @@ class HttpServer:
     async def admit_connection(self, stream: trio.abc.HalfCloseableStream, address: str, nursery: trio.Nursery) -> None:
         """Serve a connection in a task of its own; displace another one where there are too many."""
         with trio.CancelScope(shield=True):  # it only waits for tasks that are cancelled
-            while len(self._connections) >= CONNECTIONS_MAX:
+            while len(self._connections) >= self._connections_max:
                 one = self._connection_to_displace()
                 self.displaced += 1
                 one.scope.cancel()
