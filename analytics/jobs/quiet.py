@@ -1,22 +1,34 @@
-"""Spark's own log is off by default: the console has only the job's lines, and what Python workers report.
+"""Filter of Spark's own output, on by default: the console has only the job's lines.
+
+Two sources write there: Spark's log, which gets a configuration of ours, and the JVM itself, which warns of modules
+that Spark's own launcher requests; no option turns that off, so the JVM's standard error is read, and known noise
+dropped. Everything else is copied: Python workers' reports of damaged records come this way, too.
 
 A log configuration of the user's stays in force: nothing is changed if spark-submit started the JVM, or if Spark's
-configuration directory has a log4j2.properties. `--verbose` leaves the log as Spark has it.
+configuration directory has a log4j2.properties. `--verbose` turns the filter off.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+import sys
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    from py4j.java_gateway import JavaGateway
 
 CONFIGURATION: Final = Path(__file__).with_name("quiet.log4j2.properties")
+NOISE: Final = (
+    "WARNING: Using incubator modules: ",
+    "NOTE: Picked up JDK_JAVA_OPTIONS: ",
+    "Picked up JAVA_TOOL_OPTIONS: ",
+)
 _VERBOSE: Final = "analytics.verbose"
 _OPTIONS: Final = "SPARK_SUBMIT_OPTS"
 
@@ -38,19 +50,45 @@ def is_verbose() -> bool:
     return context is None or bool(context.meta.get(_VERBOSE))
 
 
-@contextmanager
-def log_off() -> Iterator[None]:
-    """Give the JVM that the block starts a configuration without a log, unless the user has one or wants the log."""
-    home, before = os.environ.get("SPARK_HOME"), os.environ.get(_OPTIONS)
-    directory = os.environ.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else None)
-    asked = any("log4j" in os.environ.get(name, "") for name in (_OPTIONS, "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS"))
-    asked |= directory is not None and Path(directory, "log4j2.properties").exists()
-    if asked or is_verbose() or "PYSPARK_GATEWAY_PORT" in os.environ:
-        yield
-        return
+def launch_quietly() -> JavaGateway | None:
+    """Start the JVM with filtered output; return None if it runs already or its output is not to be filtered."""
+    if is_verbose() or "PYSPARK_GATEWAY_PORT" in os.environ or _has_own_configuration():
+        return None
+    from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is not None:  # noqa: SLF001 -- there is no public name
+        return None
+    before = os.environ.get(_OPTIONS)
     os.environ[_OPTIONS] = f"{before or ''} -Dlog4j2.configurationFile={CONFIGURATION.as_uri()}".strip()
+    reading, writing = os.pipe()
     try:
-        yield
+        gateway: JavaGateway = launch_gateway(popen_kwargs={"stderr": writing})  # type: ignore[no-untyped-call]
     finally:
-        del os.environ[_OPTIONS]
-        os.environ |= {_OPTIONS: before} if before is not None else {}
+        os.close(writing)
+        if before is None:
+            del os.environ[_OPTIONS]
+        else:
+            os.environ[_OPTIONS] = before
+        source = os.fdopen(reading, "r", encoding="utf-8", errors="replace")
+        threading.Thread(
+            target=copy_without_noise, args=(source, sys.stderr), daemon=True, name="stderr of the JVM"
+        ).start()
+    return gateway
+
+
+def copy_without_noise(source: IO[str], target: IO[str]) -> None:
+    """Copy all lines except NOISE to `target`, until the source ends."""
+    with source:
+        for line in source:
+            if not line.startswith(NOISE):
+                target.write(line)
+                target.flush()
+
+
+def _has_own_configuration() -> bool:
+    """Return True if the user has configured Spark's log."""
+    asked = any("log4j" in os.environ.get(name, "") for name in (_OPTIONS, "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS"))
+    home = os.environ.get("SPARK_HOME")
+    directory = os.environ.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else None)
+    return asked or (directory is not None and Path(directory, "log4j2.properties").exists())

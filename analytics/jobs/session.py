@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from analytics.jobs.quiet import log_off
+from analytics.jobs.quiet import launch_quietly
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -54,8 +54,7 @@ def _settings(app_name: str) -> SparkConf:
 
     os.environ.setdefault("SPARK_DRIVER_MEMORY", LOCAL_DRIVER_MEMORY)  # weaker than every other way to set it
     # Starts (or, under spark-submit, finds) the JVM, where spark-defaults.conf and spark-submit's options are loaded.
-    with log_off():
-        SparkContext._ensure_initialized()  # noqa: SLF001 -- what SparkSession.builder calls; there is no public name
+    SparkContext._ensure_initialized(gateway=launch_quietly())  # noqa: SLF001 -- what SparkSession.builder calls; there is no public name
     conf = SparkConf().setIfMissing("spark.app.name", app_name).setIfMissing("spark.master", "local[*]")
     defaults = DEFAULTS
     if conf.get("spark.master", "").startswith("local"):
