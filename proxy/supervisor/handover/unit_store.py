@@ -11,10 +11,12 @@ whose messages the supervisor may not have read; and the key of sealed principal
 the messages are a format between versions.
 """
 
+import contextlib
 import os
 import re
 import resource
 import socket
+import stat
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +28,7 @@ from google.protobuf.message import DecodeError
 from proto.rpc_pb2 import StoredPipe, StoredRelay, StoreMessage
 from proxy.common.logs import get_logger
 from proxy.runtime.shared.fd_store_channel import StoreChannel, StoreLost, create_store_sockets
-from proxy.runtime.shared.relay_table import upgrade_table
+from proxy.runtime.shared.relay_table import IDS_USED, upgrade_table
 from proxy.supervisor.handover.exec_handover import HandoverState
 from proxy.supervisor.handover.fd_store import FdStoreSlot, batches, descriptors_of
 from proxy.supervisor.startup.service_manager import ServiceManager
@@ -153,7 +155,9 @@ class SlotJournal:
 
     def append_now(self, message: StoreMessage, descriptors: Sequence[int]) -> None:
         """Keep a message without waiting; where it cannot be kept, ``tend`` makes it good."""
-        if not (message.relays or message.pipes or message.dropped_relays or message.dropped_pipes):
+        if message.address_tables or not (
+            message.relays or message.pipes or message.dropped_relays or message.dropped_pipes
+        ):
             return
         kept = StoreMessage(
             dropped_relays=message.dropped_relays,
@@ -255,7 +259,8 @@ def _number(name: str) -> int:
 async def restore(store: UnitStore) -> HandoverState | None:
     """Return what an earlier supervisor of this unit has left, of the files that systemd has passed; None for nothing.
 
-    What cannot be used is dropped.
+    What cannot be used is dropped. All else stays there until a journal of this supervisor has taken its place: it may
+    be killed before, or fail to start.
     """
     kept = [one for one in store.manager.passed if _NAME.fullmatch(one[0])]
     if not kept:
@@ -266,6 +271,9 @@ async def restore(store: UnitStore) -> HandoverState | None:
     state = _read_state([descriptors[name] for name in store.names_of("state", 0)])
     slots: list[FdStoreSlot] = []
     while state is not None and (tables := store.names_of("table", len(slots))):
+        if not _is_table(descriptors[tables[-1]]):
+            state = None
+            break
         slots.append(await _restore_slot(store, len(slots), descriptors, descriptors.pop(tables[-1])))
     for descriptor in descriptors.values():
         os.close(descriptor)
@@ -273,6 +281,7 @@ async def restore(store: UnitStore) -> HandoverState | None:
         get_logger().error("what systemd has kept of an earlier supervisor cannot be used; its relays end")
         for slot in slots:
             slot.close_stored()
+            os.close(slot.table_fd)
         await store.drop(list(store.names))
         return None
     relays = sum(len(slot.relays) for slot in slots)
@@ -288,17 +297,21 @@ def _read_state(descriptors: Sequence[int]) -> UnitState | None:
     return state if state.format == FORMAT else None
 
 
+def _is_table(descriptor: int) -> bool:
+    """Return whether a file can be a relay table, of this version or an older one."""
+    state = os.fstat(descriptor)
+    return stat.S_ISREG(state.st_mode) and state.st_size >= (IDS_USED + 1) * 8
+
+
 async def _restore_slot(store: UnitStore, slot: int, descriptors: dict[str, int], table: int) -> FdStoreSlot:
     stored = FdStoreSlot(table)
     for name in (*store.names_of("journal", slot), *store.names_of("channel", slot)):
-        sock = socket.socket(fileno=descriptors.pop(name))
-        sock.setblocking(False)
-        channel = StoreChannel(sock)
         try:
-            with trio.fail_after(READ_TIMEOUT_S):
+            sock = socket.socket(fileno=descriptors[name])
+            del descriptors[name]  # it is the socket's now
+            sock.setblocking(False)
+            with contextlib.closing(StoreChannel(sock)) as channel, trio.fail_after(READ_TIMEOUT_S):
                 await stored.replay(channel)
         except (StoreLost, DecodeError, OSError, trio.TooSlowError) as error:
             get_logger().error("a part of what systemd has kept cannot be read", name=name, reason=str(error))
-        finally:
-            channel.close()
     return stored
