@@ -139,11 +139,15 @@ class SystemdCluster(ProxyCluster):
             pid for pid in children(first) if f"\nNSpid:\t{pid}\t{inside}\n" in Path(f"/proc/{pid}/status").read_text()
         )
 
-    def kill_supervisor(self) -> None:
-        """SIGKILL, and wait until systemd has another."""
+    def kill_supervisor(self, *, is_awaited: bool = True) -> None:
+        """SIGKILL, and wait until systemd has another, which clients are served by if ``is_awaited``."""
         before = self.show("MainPID")
         self.systemctl("kill", "--kill-whom=main", "--signal=KILL", UNIT)
-        eventually(lambda: self.show("MainPID") not in {before, "0"} and self.is_active(), what="another", within_s=60)
+
+        def is_there() -> bool:
+            return self.show("MainPID") not in {before, "0"} and (not is_awaited or self.is_active())
+
+        eventually(is_there, what="another", within_s=60)
 
     def stop(self) -> int | None:
         """Stop the unit as an operator does, then the machine."""
