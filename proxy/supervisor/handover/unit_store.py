@@ -93,10 +93,13 @@ class UnitStore:
         return name
 
     async def drop(self, names: Sequence[str]) -> None:
-        """Have descriptors closed, the oldest first: what a journal's newer part says must not be lost before."""
+        """Have descriptors closed, the oldest first: what a journal's newer part says must not be lost before.
+
+        A manager that takes no message is asked again the next time.
+        """
         for name in sorted(names, key=_number):
-            self.names.discard(name)
-            await self.manager.notify("FDSTOREREMOVE=1", f"FDNAME={name}")
+            if await self.manager.notify("FDSTOREREMOVE=1", f"FDNAME={name}"):
+                self.names.discard(name)
 
     def names_of(self, kind: str, slot: int) -> list[str]:
         """Return the names of one kind of a slot, the oldest first."""
@@ -256,11 +259,11 @@ def _number(name: str) -> int:
     return int(name.rpartition("-")[2])
 
 
-async def restore(store: UnitStore) -> HandoverState | None:
+async def restore(store: UnitStore, *, is_crash_safe: bool = True) -> HandoverState | None:
     """Return what an earlier supervisor of this unit has left, of the files that systemd has passed; None for nothing.
 
     What cannot be used is dropped. All else stays there until a journal of this supervisor has taken its place: it may
-    be killed before, or fail to start.
+    be killed before, or fail to start. Without ``is_crash_safe`` it will have no journal, and nothing stays.
     """
     kept = [one for one in store.manager.passed if _NAME.fullmatch(one[0])]
     if not kept:
@@ -284,6 +287,8 @@ async def restore(store: UnitStore) -> HandoverState | None:
             os.close(slot.table_fd)
         await store.drop(list(store.names))
         return None
+    if not is_crash_safe:
+        await store.drop(list(store.names))
     relays = sum(len(slot.relays) for slot in slots)
     get_logger().warning("an earlier supervisor has ended; its relays go on", relays=relays, forwarders=len(slots))
     return HandoverState(seal_key=state.seal_key, fd_store_slots=slots)

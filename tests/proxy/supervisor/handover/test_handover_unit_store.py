@@ -82,9 +82,13 @@ class Unit:
     async def be_killed(self) -> HandoverState | None:
         """Nothing is told to the manager; another supervisor begins."""
         await self.manager_is_idle()
+        return await restore(self.again())
+
+    def again(self) -> UnitStore:
+        """The store as the next supervisor gets it."""
         self.journal._close_queue()
         self.store = UnitStore(self.manager.client())
-        return await restore(self.store)
+        return self.store
 
     async def manager_is_idle(self) -> None:
         assert await self.store.manager.wait_until_read()
@@ -310,6 +314,35 @@ async def test_what_another_format_has_left_is_dropped(unit: Unit, monkeypatch: 
     assert "cannot be used" in logs[0]["event"]
     await unit.manager_is_idle()
     assert unit.manager.kept == []
+
+
+async def test_a_supervisor_without_a_journal_leaves_nothing_of_the_one_before(unit: Unit) -> None:
+    forwarder = await unit.start_unread_forwarder()
+    await unit.send_relay(forwarder, 1)
+    forwarder.close()
+    await unit.manager_is_idle()
+    state = await restore(unit.again(), is_crash_safe=False)
+    assert state is not None
+    assert list(state.fd_store_slots[0].relays) == [1]
+    await unit.manager_is_idle()
+    assert unit.manager.kept == []
+    close_state(state)
+
+
+async def test_what_the_manager_was_not_told_to_drop_is_dropped_later(
+    unit: Unit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the next supervisor would take relays that have ended for its own."""
+    await unit.start_forwarder()
+    await unit.manager_is_idle()
+    with monkeypatch.context() as patch:
+        patch.setitem(unit.store.manager.environment, "NOTIFY_SOCKET", "/nowhere")
+        await unit.journal.rewrite(unit.slot)
+    before = unit.manager.names("journal")
+    await unit.journal.rewrite(unit.slot)
+    await unit.manager_is_idle()
+    assert before
+    assert not {*before} & {*unit.manager.names("journal")}
 
 
 async def test_nothing_is_kept_where_the_unit_has_no_store(manager: FakeManager) -> None:
