@@ -46,6 +46,11 @@ IN_FLIGHT_PART = 4
 GARBAGE_DESCRIPTORS = 512
 """What a journal may hold of ended relays beside twice what there is, before another takes its place."""
 
+GARBAGE_QUEUES = 8
+"""How many queues a journal may have beside twice what it began with: messages that only drop have no descriptors, and
+a captured forwarder could fill the store, which is the other slots' as well.
+"""
+
 RETRY_PART = 0.75
 """Of the descriptors that were stored when not all of them could be kept: how few there must be for another attempt."""
 
@@ -133,6 +138,7 @@ class SlotJournal:
         self._queue: StoreChannel | None = None
         self._descriptors = 0
         self._queue_bytes = 0
+        self._queues = self._queues_at_first = 0
         self._is_whole = False
         """Whether all that is stored is kept, so that it is enough to keep what is new."""
         self._is_lossy = False
@@ -179,7 +185,11 @@ class SlotJournal:
             # Another attempt waits for many ends of relays, since it costs as much as all that is stored.
             if live < RETRY_PART * self._live_at_loss:
                 await self.rewrite(stored)
-        elif not self._is_whole or self._descriptors > 2 * live + GARBAGE_DESCRIPTORS:
+        elif (
+            not self._is_whole
+            or self._descriptors > 2 * live + GARBAGE_DESCRIPTORS
+            or self._queues > 2 * self._queues_at_first + GARBAGE_QUEUES
+        ):
             await self.rewrite(stored)
         elif self._queue_bytes > QUEUE_BYTES:
             await self._open_queue()
@@ -187,7 +197,7 @@ class SlotJournal:
     async def rewrite(self, stored: FdStoreSlot) -> None:
         """Begin another journal with all that is stored, then drop the one before."""
         before = self._store.names_of("journal", self._slot)
-        self._descriptors = 0
+        self._descriptors = self._queues = 0
         await self._open_queue()
         kept, self.relays_lost = True, 0
         for batch in batches(list(stored.pipes.values())):
@@ -201,6 +211,7 @@ class SlotJournal:
             kept = kept and not lost
             self.relays_lost += lost
         await self._store.drop(before)
+        self._queues_at_first = self._queues
         self._is_whole, was_lossy, self._is_lossy = kept, self._is_lossy, not kept
         self._live_at_loss = 2 * (len(stored.relays) + len(stored.pipes))
         if self._is_lossy and not was_lossy:
@@ -244,6 +255,7 @@ class SlotJournal:
             await self._store.keep("journal", self._slot, kept.fileno())
         self._close_queue()
         self._queue_bytes = 0
+        self._queues += 1
         if await self._store.manager.wait_until_read():
             self._queue = StoreChannel(ours)
         else:

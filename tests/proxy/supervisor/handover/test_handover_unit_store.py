@@ -258,6 +258,19 @@ async def test_what_is_kept_is_bounded_however_many_relays_come_and_go(
     assert len(unit.manager.kept) <= 8
 
 
+async def test_a_captured_forwarder_cannot_fill_the_store_with_messages_that_only_drop(
+    unit: Unit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "QUEUE_BYTES", 8 * 1024)
+    forwarder = await unit.start_forwarder()
+    for number in range(1, 500):
+        await forwarder.send(StoreMessage(dropped_relays=[number]))
+    await unit.send_relay(forwarder, 1)
+    await unit.wait_for(1)
+    await unit.manager_is_idle()
+    assert len(unit.manager.names("journal")) <= module.GARBAGE_QUEUES + 3
+
+
 @pytest.mark.parametrize("bound", ["descriptors", "capacity"])
 async def test_relays_beyond_the_bound_are_counted_and_all_others_kept(
     unit: Unit, monkeypatch: pytest.MonkeyPatch, bound: str
