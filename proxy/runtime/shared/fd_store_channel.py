@@ -70,7 +70,7 @@ class DescriptorChannel(Generic[MessageT]):
         self._is_queue_kept = False
 
     def keep_queue(self) -> None:
-        """Receive all messages from the first one on, and leave them in the queue for another reader. Raises OSError."""
+        """Receive all messages from the first one on, and leave them in the queue for another. Raises OSError."""
         self.sock.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, 0)
         self._is_queue_kept = True
 
@@ -127,6 +127,13 @@ class DescriptorChannel(Generic[MessageT]):
                 continue  # reported once, before what the other end had sent: that comes now
             else:
                 break
+        received = self._parse(size, ancillary)
+        if received is not None and keep is not None:
+            keep(*received)
+            self.sock.recv(1)  # takes it out, with the queue's own copies of the descriptors
+        return received
+
+    def _parse(self, size: int, ancillary: Sequence[tuple[int, int, bytes]]) -> tuple[MessageT, list[int]] | None:
         descriptors = array.array("i")
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -135,14 +142,10 @@ class DescriptorChannel(Generic[MessageT]):
             close_descriptors(descriptors)
             return None
         try:
-            message = self._message_type.FromString(bytes(_BUFFER[:size]))
+            return self._message_type.FromString(bytes(_BUFFER[:size])), list(descriptors)
         except DecodeError:
             close_descriptors(descriptors)
             raise
-        if keep is not None:
-            keep(message, list(descriptors))
-            self.sock.recv(1)  # takes it out, with the queue's own copies of the descriptors
-        return message, list(descriptors)
 
     async def _wait_for_hang_up(self) -> None:
         if self._hang_up is None:
