@@ -157,4 +157,7 @@ def test_relays_outlive_supervisors_that_are_killed_while_they_start() -> None:
 
         trio.run(streams.run, chaos)
         assert (streams.errors, streams.not_whole, len(streams.ways)) == ([], [], 40)
+        cluster.wait_for_total("pulsar_proxy_principal_sessions_total", 20)
+        answers = cluster.metrics().total("pulsar_proxy_principal_bytes_total") - streams.moved_bytes
+        assert 0 <= answers < 20 * 100, "use is neither lost nor counted twice, beside an answer to each client"
         assert cluster.show("NRestarts") == "3"

@@ -78,8 +78,8 @@ class Setup:
     def __init__(self) -> None:
         self.ours, theirs = socket.socketpair()
         self.ours.setblocking(False)
-        self.port = socket.socket(socket.AF_UNIX)
-        self.port.bind("")
+        self.port = socket.socket()
+        self.port.bind(("127.0.0.1", 0))
         self.port.listen(1)
         self.report = FakeReport()
         self.line = AdminChannel(self.report, self.report, self.port.fileno)  # type: ignore[arg-type]
@@ -229,10 +229,9 @@ async def test_the_line_ends_with_the_worker(setup: Setup, questions: Supervisor
     assert setup.ours.fileno() == -1
 
 
-@pytest.mark.usefixtures("questions")
-async def test_clients_that_are_gone_are_noticed(setup: Setup) -> None:
+async def test_clients_that_are_gone_are_noticed(setup: Setup, questions: SupervisorClient) -> None:
     """A viewer of the page that has lost its network keeps no place. What the port has, its connections have."""
-    setup.port.listen()
+    assert questions.is_responsive()
     with socket.create_connection(setup.port.getsockname()), setup.port.accept()[0] as accepted:
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == GONE_TIMEOUT_S * 1000
 
