@@ -1,6 +1,7 @@
 """The admin worker's RPC client of the supervisor, on a socket of its own."""
 
 import contextlib
+import socket
 
 import trio
 
@@ -15,6 +16,11 @@ from proxy.runtime.rpc.errors import RpcError
 
 ANSWER_TIMEOUT_S = 5.0
 """Longer than the supervisor waits for a worker (proxy.supervisor.operators.report)."""
+
+GONE_TIMEOUT_S = 30.0
+"""After this long without an acknowledgement, or room, a client is taken for gone: a viewer of the page that has lost
+its network would keep its place for a quarter of an hour.
+"""
 
 HEALTH_INTERVAL_S = 5.0
 SILENCE_S_MAX = 15.0
@@ -41,6 +47,8 @@ class SupervisorClient:
         except ConnectionAbortedError as error:
             raise ChannelLost(str(error)) from None
         self._last_answer_s = trio.current_time()
+        # Accepted connections inherit it (tcp(7)).
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(GONE_TIMEOUT_S * 1000))
         return trio.SocketListener(trio.socket.from_stdlib_socket(listener))
 
     async def run(self) -> None:

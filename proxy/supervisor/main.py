@@ -452,7 +452,8 @@ def run_supervisor(plan: MemoryPlan, config_file: Path, handover_fd: int | None,
         unit_store = UnitStore(manager)
         handover = None if handover_fd is None else HandoverState.from_memfd(handover_fd)
         if handover is None:
-            handover = trio.run(restore, unit_store) or HandoverState()
+            read = partial(restore, unit_store, is_crash_safe=config.relay.crash_safe)
+            handover = trio.run(read) or HandoverState()
         unit_store.names.update(handover.unit_store_names)
         _take_passed_listeners(config, handover, manager)
         supervisor = Supervisor(_with_runtime_dir(config, handover), config_file, handover, events, unit_store)

@@ -83,7 +83,7 @@ def test_ports_that_systemd_has_bound_stay_open_while_the_service_restarts() -> 
             cluster.systemctl("stop", "pulsar-trio-proxy.service")
             assert not cluster.is_active()
             assert sends_nonsense(cluster.port)
-            assert cluster.is_active()
+            eventually(cluster.is_active, what="a client has started it again")
 
 
 def sends_nonsense(port: int) -> bool:
@@ -133,3 +133,31 @@ def test_relays_outlive_a_sigkill_of_the_supervisor() -> None:
             assert cluster.show("NRestarts") == "3"
             eventually(lambda: int(cluster.show("NFileDescriptorStore")) < 20, what="what is kept is bounded")
             cluster.systemctl("stop", "pulsar-trio-proxy.service")
+
+
+def test_relays_outlive_supervisors_that_are_killed_while_they_start() -> None:
+    """The second is killed as soon as it has read what the first has left, and the third as soon as it is there."""
+    broker_port = free_port()
+    service = ["FileDescriptorStoreMax=512", "StartLimitIntervalSec=0"]
+    settings = {"allowed_ports": [broker_port]}
+    with lookup_broker() as broker, SystemdCluster(tables(broker, **settings), service=service) as cluster:
+        streams = Streams(cluster.port, 20, portion_bytes_max=20_000, pause_s_max=0.1, broker_port=broker_port)
+
+        def kill_three() -> None:
+            cluster.kill_supervisor(is_awaited=False)
+            cluster.wait_for_log("its relays go on")
+            cluster.kill_supervisor(is_awaited=False)
+            cluster.kill_supervisor()
+
+        async def chaos() -> None:
+            await trio.to_thread.run_sync(kill_three)
+            moved = streams.moved_bytes
+            while streams.moved_bytes < moved + 10 * MIB:  # noqa: ASYNC110 -- all move again
+                await trio.sleep(0.1)
+
+        trio.run(streams.run, chaos)
+        assert (streams.errors, streams.not_whole, len(streams.ways)) == ([], [], 40)
+        cluster.wait_for_total("pulsar_proxy_principal_sessions_total", 20)
+        answers = cluster.metrics().total("pulsar_proxy_principal_bytes_total") - streams.moved_bytes
+        assert 0 <= answers < 20 * 100, "use is neither lost nor counted twice, beside an answer to each client"
+        assert cluster.show("NRestarts") == "3"

@@ -11,11 +11,16 @@ import trio
 from google.protobuf.message import DecodeError, Message
 
 from proto.rpc_frames import Reply
-from proto.rpc_pb2 import Status
+from proto.rpc_pb2 import ConnectionSums, Status
 from proxy.common.logs import get_logger
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcResponseCorrupt
 
 ResponseT = TypeVar("ResponseT", bound=Message)
+
+RESPONSE_BYTES_MAX: dict[type[Message], int] = {ConnectionSums: 64 * 1024}
+"""Of responses with many small parts: a frame full of empty ones from a captured worker takes seconds to parse, and 30
+times its size.
+"""
 
 _OK = int(Status.OK)  # the enum would look the name up at each use
 
@@ -93,6 +98,8 @@ def parse_whole(part: bytes, response_type: type[ResponseT], *, more: bool) -> R
     """
     if more:
         raise RpcResponseCorrupt("a part, where the whole was expected")
+    if len(part) > RESPONSE_BYTES_MAX.get(response_type, len(part)):
+        raise RpcResponseCorrupt(f"a {response_type.__name__} of {len(part)} bytes")
     try:
         return response_type.FromString(part)
     except DecodeError:

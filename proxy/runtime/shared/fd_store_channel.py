@@ -9,7 +9,7 @@ import errno
 import os
 import select
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import trio
@@ -39,6 +39,8 @@ _BUFFER = memoryview(bytearray(MESSAGE_BYTES_MAX))
 """For all messages of this process: to allocate one of this size for each costs more than the message."""
 _BUFFERS = [_BUFFER]
 _TOO_MANY_IN_FLIGHT_PAUSE_S = 0.005
+_SO_PEEK_OFF = 42
+"""socket(7); Python does not name it."""
 
 
 class StoreLost(ProxyError):
@@ -65,6 +67,12 @@ class DescriptorChannel(Generic[MessageT]):
         self._message_type = message_type
         self._hang_up: select.epoll | None = None
         """Readable once the other end is closed, also where messages are still to be received."""
+        self._is_queue_kept = False
+
+    def keep_queue(self) -> None:
+        """Receive all messages from the first one on, and leave them in the queue for another. Raises OSError."""
+        self.sock.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, 0)
+        self._is_queue_kept = True
 
     def send_now(self, message: MessageT, descriptors: Sequence[int] = ()) -> None:
         """Send without waiting. Raises BlockingIOError if there is no room, MessageTooLong, StoreLost."""
@@ -93,21 +101,23 @@ class DescriptorChannel(Generic[MessageT]):
             else:
                 return
 
-    async def receive(self, *, gather_s: float = 0.0) -> tuple[MessageT, list[int]] | None:
+    async def receive(
+        self, *, gather_s: float = 0.0, keep: Callable[[MessageT, list[int]], None] | None = None
+    ) -> tuple[MessageT, list[int]] | None:
         """Receive the next message and its descriptors, which are this process's to close; None if the other end is
         gone. Raises DecodeError.
 
         Fewer descriptors than the message names mean that this process may open no more files. ``gather_s``: where a
         message has to be waited for, how long further ones are let come before it is received; not after the other
-        end is closed, since a successor waits for the last one then.
+        end is closed, since a successor waits for the last one then. ``keep``: called with the message before it leaves
+        the queue, so that a kill at any moment leaves it in one place or in both.
         """
+        flags = socket.MSG_CMSG_CLOEXEC | (socket.MSG_PEEK if keep or self._is_queue_kept else 0)
         # First, not last: between its arrival and its return a message must not be lost to anything.
         await trio.lowlevel.checkpoint()
         while True:
             try:
-                size, ancillary, _flags, _address = self.sock.recvmsg_into(
-                    _BUFFERS, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC
-                )
+                size, ancillary, _flags, _address = self.sock.recvmsg_into(_BUFFERS, _RIGHTS_BYTES, flags)
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self.sock)
                 if gather_s:
@@ -117,6 +127,13 @@ class DescriptorChannel(Generic[MessageT]):
                 continue  # reported once, before what the other end had sent: that comes now
             else:
                 break
+        received = self._parse(size, ancillary)
+        if received is not None and keep is not None:
+            keep(*received)
+            self.sock.recv(1)  # takes it out, with the queue's own copies of the descriptors
+        return received
+
+    def _parse(self, size: int, ancillary: Sequence[tuple[int, int, bytes]]) -> tuple[MessageT, list[int]] | None:
         descriptors = array.array("i")
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -167,15 +167,14 @@ class FdStoreSlot:
         self, channel: StoreChannel, tables: AddressTableChannel, pid: int = 0, *, stores_relays: bool = True
     ) -> None:
         """Apply a forwarder's messages until its channel has ended and was read to the end."""
-        while (received := await channel.receive(gather_s=GATHER_S)) is not None:
+        journal = self.journal if stores_relays else None
+        keep = None if journal is None else journal.append_now
+        while (received := await channel.receive(gather_s=GATHER_S, keep=keep)) is not None:
             message, descriptors = received
             if message.address_tables:
                 tables.accept_published(descriptors)
             elif stores_relays or not descriptors:
-                journal = self.journal if stores_relays else None
-                if journal is not None:
-                    journal.append_now(message, descriptors)
-                # Nothing may wait in between: an exec could take the place of this program.
+                # Nothing may wait before: an exec could take the place of this program.
                 self.apply_message(message, descriptors, pid)
                 if journal is not None:
                     await journal.tend(self)
@@ -183,7 +182,11 @@ class FdStoreSlot:
                 close_descriptors(descriptors)
 
     async def replay(self, channel: StoreChannel) -> None:
-        """Apply all that is in a queue of messages, of processes that have ended. Raises StoreLost, DecodeError."""
+        """Apply all that is in a queue of messages, of processes that have ended, and leave it there.
+
+        Raises StoreLost, DecodeError, OSError.
+        """
+        channel.keep_queue()
         while (received := await channel.receive()) is not None:
             message, descriptors = received
             message.ClearField("left_behind")  # they have ended with their processes

@@ -11,10 +11,12 @@ whose messages the supervisor may not have read; and the key of sealed principal
 the messages are a format between versions.
 """
 
+import contextlib
 import os
 import re
 import resource
 import socket
+import stat
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +28,7 @@ from google.protobuf.message import DecodeError
 from proto.rpc_pb2 import StoredPipe, StoredRelay, StoreMessage
 from proxy.common.logs import get_logger
 from proxy.runtime.shared.fd_store_channel import StoreChannel, StoreLost, create_store_sockets
-from proxy.runtime.shared.relay_table import upgrade_table
+from proxy.runtime.shared.relay_table import IDS_USED, upgrade_table
 from proxy.supervisor.handover.exec_handover import HandoverState
 from proxy.supervisor.handover.fd_store import FdStoreSlot, batches, descriptors_of
 from proxy.supervisor.startup.service_manager import ServiceManager
@@ -43,6 +45,11 @@ IN_FLIGHT_PART = 4
 
 GARBAGE_DESCRIPTORS = 512
 """What a journal may hold of ended relays beside twice what there is, before another takes its place."""
+
+GARBAGE_QUEUES = 8
+"""How many queues a journal may have beside twice what it began with: messages that only drop have no descriptors, and
+a captured forwarder could fill the store, which is the other slots' as well.
+"""
 
 RETRY_PART = 0.75
 """Of the descriptors that were stored when not all of them could be kept: how few there must be for another attempt."""
@@ -91,10 +98,13 @@ class UnitStore:
         return name
 
     async def drop(self, names: Sequence[str]) -> None:
-        """Have descriptors closed, the oldest first: what a journal's newer part says must not be lost before."""
+        """Have descriptors closed, the oldest first: what a journal's newer part says must not be lost before.
+
+        A manager that takes no message is asked again the next time.
+        """
         for name in sorted(names, key=_number):
-            self.names.discard(name)
-            await self.manager.notify("FDSTOREREMOVE=1", f"FDNAME={name}")
+            if await self.manager.notify("FDSTOREREMOVE=1", f"FDNAME={name}"):
+                self.names.discard(name)
 
     def names_of(self, kind: str, slot: int) -> list[str]:
         """Return the names of one kind of a slot, the oldest first."""
@@ -128,6 +138,7 @@ class SlotJournal:
         self._queue: StoreChannel | None = None
         self._descriptors = 0
         self._queue_bytes = 0
+        self._queues = self._queues_at_first = 0
         self._is_whole = False
         """Whether all that is stored is kept, so that it is enough to keep what is new."""
         self._is_lossy = False
@@ -153,7 +164,9 @@ class SlotJournal:
 
     def append_now(self, message: StoreMessage, descriptors: Sequence[int]) -> None:
         """Keep a message without waiting; where it cannot be kept, ``tend`` makes it good."""
-        if not (message.relays or message.pipes or message.dropped_relays or message.dropped_pipes):
+        if message.address_tables or not (
+            message.relays or message.pipes or message.dropped_relays or message.dropped_pipes
+        ):
             return
         kept = StoreMessage(
             dropped_relays=message.dropped_relays,
@@ -172,7 +185,11 @@ class SlotJournal:
             # Another attempt waits for many ends of relays, since it costs as much as all that is stored.
             if live < RETRY_PART * self._live_at_loss:
                 await self.rewrite(stored)
-        elif not self._is_whole or self._descriptors > 2 * live + GARBAGE_DESCRIPTORS:
+        elif (
+            not self._is_whole
+            or self._descriptors > 2 * live + GARBAGE_DESCRIPTORS
+            or self._queues > 2 * self._queues_at_first + GARBAGE_QUEUES
+        ):
             await self.rewrite(stored)
         elif self._queue_bytes > QUEUE_BYTES:
             await self._open_queue()
@@ -180,7 +197,7 @@ class SlotJournal:
     async def rewrite(self, stored: FdStoreSlot) -> None:
         """Begin another journal with all that is stored, then drop the one before."""
         before = self._store.names_of("journal", self._slot)
-        self._descriptors = 0
+        self._descriptors = self._queues = 0
         await self._open_queue()
         kept, self.relays_lost = True, 0
         for batch in batches(list(stored.pipes.values())):
@@ -194,6 +211,7 @@ class SlotJournal:
             kept = kept and not lost
             self.relays_lost += lost
         await self._store.drop(before)
+        self._queues_at_first = self._queues
         self._is_whole, was_lossy, self._is_lossy = kept, self._is_lossy, not kept
         self._live_at_loss = 2 * (len(stored.relays) + len(stored.pipes))
         if self._is_lossy and not was_lossy:
@@ -237,6 +255,7 @@ class SlotJournal:
             await self._store.keep("journal", self._slot, kept.fileno())
         self._close_queue()
         self._queue_bytes = 0
+        self._queues += 1
         if await self._store.manager.wait_until_read():
             self._queue = StoreChannel(ours)
         else:
@@ -252,10 +271,11 @@ def _number(name: str) -> int:
     return int(name.rpartition("-")[2])
 
 
-async def restore(store: UnitStore) -> HandoverState | None:
+async def restore(store: UnitStore, *, is_crash_safe: bool = True) -> HandoverState | None:
     """Return what an earlier supervisor of this unit has left, of the files that systemd has passed; None for nothing.
 
-    What cannot be used is dropped.
+    What cannot be used is dropped. All else stays there until a journal of this supervisor has taken its place: it may
+    be killed before, or fail to start. Without ``is_crash_safe`` it will have no journal, and nothing stays.
     """
     kept = [one for one in store.manager.passed if _NAME.fullmatch(one[0])]
     if not kept:
@@ -266,6 +286,9 @@ async def restore(store: UnitStore) -> HandoverState | None:
     state = _read_state([descriptors[name] for name in store.names_of("state", 0)])
     slots: list[FdStoreSlot] = []
     while state is not None and (tables := store.names_of("table", len(slots))):
+        if not _is_table(descriptors[tables[-1]]):
+            state = None
+            break
         slots.append(await _restore_slot(store, len(slots), descriptors, descriptors.pop(tables[-1])))
     for descriptor in descriptors.values():
         os.close(descriptor)
@@ -273,8 +296,11 @@ async def restore(store: UnitStore) -> HandoverState | None:
         get_logger().error("what systemd has kept of an earlier supervisor cannot be used; its relays end")
         for slot in slots:
             slot.close_stored()
+            os.close(slot.table_fd)
         await store.drop(list(store.names))
         return None
+    if not is_crash_safe:
+        await store.drop(list(store.names))
     relays = sum(len(slot.relays) for slot in slots)
     get_logger().warning("an earlier supervisor has ended; its relays go on", relays=relays, forwarders=len(slots))
     return HandoverState(seal_key=state.seal_key, fd_store_slots=slots)
@@ -288,17 +314,21 @@ def _read_state(descriptors: Sequence[int]) -> UnitState | None:
     return state if state.format == FORMAT else None
 
 
+def _is_table(descriptor: int) -> bool:
+    """Return whether a file can be a relay table, of this version or an older one."""
+    state = os.fstat(descriptor)
+    return stat.S_ISREG(state.st_mode) and state.st_size >= (IDS_USED + 1) * 8
+
+
 async def _restore_slot(store: UnitStore, slot: int, descriptors: dict[str, int], table: int) -> FdStoreSlot:
     stored = FdStoreSlot(table)
     for name in (*store.names_of("journal", slot), *store.names_of("channel", slot)):
-        sock = socket.socket(fileno=descriptors.pop(name))
-        sock.setblocking(False)
-        channel = StoreChannel(sock)
         try:
-            with trio.fail_after(READ_TIMEOUT_S):
+            sock = socket.socket(fileno=descriptors[name])
+            del descriptors[name]  # it is the socket's now
+            sock.setblocking(False)
+            with contextlib.closing(StoreChannel(sock)) as channel, trio.fail_after(READ_TIMEOUT_S):
                 await stored.replay(channel)
         except (StoreLost, DecodeError, OSError, trio.TooSlowError) as error:
             get_logger().error("a part of what systemd has kept cannot be read", name=name, reason=str(error))
-        finally:
-            channel.close()
     return stored

@@ -94,6 +94,8 @@ def _brokers(status: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the brokers as all lookup workers see them together, those that some cannot reach first."""
     known: dict[str, dict[str, Any]] = {}
     for worker in status["workers"]:
+        if worker["role"] != Role.LOOKUP:  # a captured one of another role has none to tell of
+            continue
         for broker in worker.get("brokers", ()):
             name = _cut(broker["broker"])
             one = known.setdefault(name, {"broker": name, "reachable": 0, "asked": 0, "detail": ""})

@@ -103,6 +103,7 @@ class _DenyList(msgspec.Struct):
 _PARTS: dict[str, Any] = {
     NEAR_EXPIRY: NearExpiry,
     CERTIFICATE_ENDS: CertificateEnds,
+    "connections": Count,
     "kernel_tls": bool,
     "kernel_tls_relays": Count,
     "brokers": list[_Broker],

@@ -6,11 +6,12 @@ gets them back, for the next program.
 """
 
 import array
+import contextlib
 import os
 import socket
 import stat
 import time
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -30,6 +31,10 @@ WATCHDOG_PARTS = 3
 SEND_TIMEOUT_S = 5.0
 """How long a message may wait for a manager that does not read."""
 
+IMPATIENT_S = 60.0
+IMPATIENT_TIMEOUT_S = 0.01
+"""For how long after that other messages wait only for a moment: forwarders wait for what is kept of their relays."""
+
 
 @dataclass(slots=True)
 class ServiceManager:
@@ -41,6 +46,7 @@ class ServiceManager:
     environment: dict[str, str] = field(default_factory=dict)
     passed: list[tuple[str, int]] = field(default_factory=list)
     _logged: bool = field(default=False, init=False)
+    _impatient_until: float = field(default=float("-inf"), init=False)
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str]) -> "ServiceManager":
@@ -76,7 +82,7 @@ class ServiceManager:
         address = "\0" + path[1:] if path.startswith("@") else path
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         try:
-            with trio.socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock, trio.fail_after(SEND_TIMEOUT_S):
+            with trio.socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock, self._patience():
                 await sock.connect(address)
                 await sock.sendmsg(["\n".join(assignments).encode()], rights)
         except (OSError, ValueError, trio.TooSlowError) as error:
@@ -94,11 +100,29 @@ class ServiceManager:
                 is_sent = await self.notify("BARRIER=1", descriptors=[theirs])
             finally:
                 os.close(theirs)
-            with trio.move_on_after(SEND_TIMEOUT_S) as limit:
+            if not is_sent:
+                return False
+            with self._patience():
                 await trio.lowlevel.wait_readable(ours)  # the manager has closed its copy
-            return is_sent and not limit.cancelled_caught
+        except trio.TooSlowError:
+            return False
+        else:
+            return True
         finally:
             os.close(ours)
+
+    @contextlib.contextmanager
+    def _patience(self) -> Iterator[None]:
+        """Bound a wait for the manager. Raises TooSlowError."""
+        now = trio.current_time()
+        timeout_s = SEND_TIMEOUT_S if now >= self._impatient_until else IMPATIENT_TIMEOUT_S
+        try:
+            with trio.fail_after(timeout_s):
+                yield
+        except trio.TooSlowError:
+            if timeout_s == SEND_TIMEOUT_S:
+                self._impatient_until = now + SEND_TIMEOUT_S + IMPATIENT_S
+            raise
 
     async def notify_reloading(self) -> None:
         """Announce a reload; READY=1 is its end. The time lets the manager match it with the reload it asked for."""

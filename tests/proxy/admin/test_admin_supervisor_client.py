@@ -16,7 +16,13 @@ import trio.testing
 
 from proto.roles import MAY_CALL, Role
 from proto.rpc_pb2 import Empty, Method, Place, Reasons, Text
-from proxy.admin.supervisor_client import HEALTH_INTERVAL_S, SILENCE_S_MAX, ChannelLost, SupervisorClient
+from proxy.admin.supervisor_client import (
+    GONE_TIMEOUT_S,
+    HEALTH_INTERVAL_S,
+    SILENCE_S_MAX,
+    ChannelLost,
+    SupervisorClient,
+)
 from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.errors import RpcCallRefused
 from proxy.runtime.rpc.peers import Caller
@@ -72,8 +78,8 @@ class Setup:
     def __init__(self) -> None:
         self.ours, theirs = socket.socketpair()
         self.ours.setblocking(False)
-        self.port = socket.socket(socket.AF_UNIX)
-        self.port.bind("")
+        self.port = socket.socket()
+        self.port.bind(("127.0.0.1", 0))
         self.port.listen(1)
         self.report = FakeReport()
         self.line = AdminChannel(self.report, self.report, self.port.fileno)  # type: ignore[arg-type]
@@ -221,6 +227,13 @@ async def test_the_line_ends_with_the_worker(setup: Setup, questions: Supervisor
     setup.ended.set()
     await setup.served.wait()
     assert setup.ours.fileno() == -1
+
+
+async def test_clients_that_are_gone_are_noticed(setup: Setup, questions: SupervisorClient) -> None:
+    """A viewer of the page that has lost its network keeps no place. What the port has, its connections have."""
+    assert questions.is_responsive()
+    with socket.create_connection(setup.port.getsockname()), setup.port.accept()[0] as accepted:
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == GONE_TIMEOUT_S * 1000
 
 
 async def test_a_worker_that_never_wants_its_port(setup: Setup) -> None:

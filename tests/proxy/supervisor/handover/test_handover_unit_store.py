@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -63,6 +63,15 @@ class Unit:
             if received[0].complete:
                 return forwarder
 
+    async def start_unread_forwarder(self) -> StoreChannel:
+        """The forwarder's end of a channel whose other end the manager alone has."""
+        ours, theirs = create_store_sockets()
+        self._forwarders.append(StoreChannel(theirs))
+        await self.store.keep_state(KEY)
+        with ours:
+            await self.journal.begin(self.slot, StoreChannel(ours), is_new=True)
+        return self._forwarders[-1]
+
     async def send_relay(self, forwarder: StoreChannel, number: int, **more: int) -> None:
         await forwarder.send(StoreMessage(relays=[relay(number)], **more), [end.fileno() for end in self.ends])
 
@@ -73,9 +82,13 @@ class Unit:
     async def be_killed(self) -> HandoverState | None:
         """Nothing is told to the manager; another supervisor begins."""
         await self.manager_is_idle()
+        return await restore(self.again())
+
+    def again(self) -> UnitStore:
+        """The store as the next supervisor gets it."""
         self.journal._close_queue()
         self.store = UnitStore(self.manager.client())
-        return await restore(self.store)
+        return self.store
 
     async def manager_is_idle(self) -> None:
         assert await self.store.manager.wait_until_read()
@@ -142,13 +155,9 @@ async def test_the_next_supervisor_has_relays_pipes_table_and_key(unit: Unit) ->
     close_state(state)
 
 
-async def test_a_message_on_its_way_is_read_by_the_next_supervisor(unit: Unit, nursery: trio.Nursery) -> None:
-    ours, theirs = create_store_sockets()
-    forwarder = StoreChannel(theirs)
-    await unit.store.keep_state(KEY)
-    await unit.journal.begin(unit.slot, StoreChannel(ours), is_new=True)
+async def test_a_message_on_its_way_is_read_by_the_next_supervisor(unit: Unit) -> None:
+    forwarder = await unit.start_unread_forwarder()
     await unit.send_relay(forwarder, 5)
-    ours.close()
     forwarder.close()
     state = await unit.be_killed()
     assert state is not None
@@ -180,6 +189,61 @@ async def test_a_kill_while_a_journal_replaces_another_loses_nothing(
     close_state(state)
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_a_supervisor_that_ends_before_its_forwarders_run_leaves_all_to_the_next(
+    unit: Unit, *, is_read: bool
+) -> None:
+    """It was killed, or its start failed: what it has read is still there, of journals and of channels."""
+    forwarder = await unit.start_forwarder() if is_read else await unit.start_unread_forwarder()
+    await unit.send_relay(forwarder, 1)
+    await unit.send_relay(forwarder, 2, dropped_relays=[1])
+    if is_read:
+        await unit.wait_for(2)
+    forwarder.close()
+    for _ in range(3):
+        state = await unit.be_killed()
+        assert state is not None
+        assert list(state.fd_store_slots[0].relays) == [2]
+        close_state(state)
+
+
+async def test_a_message_is_in_the_journal_before_it_leaves_the_channel(
+    unit: Unit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in between, it is in both places, which is as if it were in one."""
+    unread: list[bytes] = []
+    append_now = SlotJournal.append_now
+
+    def append_and_look(journal: SlotJournal, message: StoreMessage, descriptors: Sequence[int]) -> None:
+        append_now(journal, message, descriptors)
+        number = next(number for name, number in unit.manager.kept if name.startswith("channel-"))
+        with socket.socket(fileno=os.dup(number)) as sock:
+            unread.append(sock.recv(10_000, socket.MSG_PEEK))
+
+    monkeypatch.setattr(SlotJournal, "append_now", append_and_look)
+    forwarder = await unit.start_forwarder()
+    await unit.manager_is_idle()
+    await unit.send_relay(forwarder, 2)
+    await unit.wait_for(2)
+    assert [StoreMessage.FromString(data).relays[0].id for data in unread] == [2]
+
+
+@pytest.mark.parametrize(("kind", "left"), [("table", None), ("journal", [2])])
+async def test_a_file_of_another_kind_is_no_reason_to_fail(unit: Unit, kind: str, left: list[int] | None) -> None:
+    forwarder = await unit.start_unread_forwarder()
+    await unit.send_relay(forwarder, 2)
+    forwarder.close()
+    await unit.manager_is_idle()
+    for index, (name, number) in enumerate(unit.manager.kept):
+        if name.startswith(kind):
+            os.close(number)
+            unit.manager.kept[index] = name, os.memfd_create("empty")
+    state = await unit.be_killed()
+    assert (None if state is None else list(state.fd_store_slots[0].relays)) == left
+    if state is not None:
+        close_state(state)
+
+
 async def test_what_is_kept_is_bounded_however_many_relays_come_and_go(
     unit: Unit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +256,19 @@ async def test_what_is_kept_is_bounded_however_many_relays_come_and_go(
     await unit.manager_is_idle()
     assert len(unit.manager.names("journal")) <= 4
     assert len(unit.manager.kept) <= 8
+
+
+async def test_a_captured_forwarder_cannot_fill_the_store_with_messages_that_only_drop(
+    unit: Unit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "QUEUE_BYTES", 8 * 1024)
+    forwarder = await unit.start_forwarder()
+    for number in range(1, 500):
+        await forwarder.send(StoreMessage(dropped_relays=[number]))
+    await unit.send_relay(forwarder, 1)
+    await unit.wait_for(1)
+    await unit.manager_is_idle()
+    assert len(unit.manager.names("journal")) <= module.GARBAGE_QUEUES + 3
 
 
 @pytest.mark.parametrize("bound", ["descriptors", "capacity"])
@@ -250,6 +327,35 @@ async def test_what_another_format_has_left_is_dropped(unit: Unit, monkeypatch: 
     assert "cannot be used" in logs[0]["event"]
     await unit.manager_is_idle()
     assert unit.manager.kept == []
+
+
+async def test_a_supervisor_without_a_journal_leaves_nothing_of_the_one_before(unit: Unit) -> None:
+    forwarder = await unit.start_unread_forwarder()
+    await unit.send_relay(forwarder, 1)
+    forwarder.close()
+    await unit.manager_is_idle()
+    state = await restore(unit.again(), is_crash_safe=False)
+    assert state is not None
+    assert list(state.fd_store_slots[0].relays) == [1]
+    await unit.manager_is_idle()
+    assert unit.manager.kept == []
+    close_state(state)
+
+
+async def test_what_the_manager_was_not_told_to_drop_is_dropped_later(
+    unit: Unit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the next supervisor would take relays that have ended for its own."""
+    await unit.start_forwarder()
+    await unit.manager_is_idle()
+    with monkeypatch.context() as patch:
+        patch.setitem(unit.store.manager.environment, "NOTIFY_SOCKET", "/nowhere")
+        await unit.journal.rewrite(unit.slot)
+    before = unit.manager.names("journal")
+    await unit.journal.rewrite(unit.slot)
+    await unit.manager_is_idle()
+    assert before
+    assert not {*before} & {*unit.manager.names("journal")}
 
 
 async def test_nothing_is_kept_where_the_unit_has_no_store(manager: FakeManager) -> None:

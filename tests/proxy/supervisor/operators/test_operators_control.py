@@ -188,6 +188,22 @@ async def test_a_log_level_for_a_while(
 
 
 @pytest.mark.usefixtures("_own_logs")
+async def test_a_log_level_for_a_while_ends_also_if_the_operator_leaves(
+    operated: Operated, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Before all workers have answered: the command was interrupted."""
+    nursery.start_soon(operated.log_levels.run)
+    await trio.testing.wait_all_tasks_blocked()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await operated.log_levels.change(LogLevelRequest(level="debug", for_ms=60_000))
+    assert operated.cluster.log_levels.changed
+    await trio.sleep(61)
+    assert operated.cluster.log_levels.changed == {}
+    assert operated.log_levels_sent == [dict.fromkeys(LOGGING_ROLES, "info")]
+
+
+@pytest.mark.usefixtures("_own_logs")
 async def test_a_reload_ends_a_changed_log_level_only_where_the_configured_one_is_new(operated: Operated) -> None:
     levels = operated.cluster.log_levels
     await operated.log_levels.change(LogLevelRequest(level="debug"))

@@ -74,10 +74,13 @@ async def test_captured_workers_make_it_no_larger() -> None:
     brokers = [{"broker": f"{number}.{long[:400]}", "reachable": False, "detail": long[:800]} for number in range(1000)]
     page.tell(Role.LOOKUP, 0, {"ready": True, "brokers": brokers})
     soonest = [{"client": long, "principal": long, "seconds_left": 1.0}] * 20
+    page.tell(Role.AUTH, 0, {"brokers": brokers[:1], "connections": 1e300})
     near = {"expired_and_idle": 0, "ending_within_60_s": 20, "soonest": soonest}
     page.tell(Role.FORWARDER, 0, {"connections": long, "sessions_near_expiry": near})
     shown = await page.shown()
     assert (len(shown["brokers"]), shown["brokers_known"]) == (BROKERS_SHOWN_MAX, 1000)
+    assert {one["asked"] for one in shown["brokers"]} == {1}, "lookup workers alone know brokers"
+    assert all("connections" not in one for one in shown["workers"]), "what is no number is not summed"
     assert len(shown["sessions"]["soonest"][0]["principal"]) == TEXT_MAX
 
 

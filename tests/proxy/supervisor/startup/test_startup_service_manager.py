@@ -93,6 +93,30 @@ async def test_a_manager_that_is_gone_is_logged_once() -> None:
     assert len(logs) == 1
 
 
+async def test_a_manager_that_does_not_read_is_waited_for_once_in_a_while(
+    manager_socket: socket.socket, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Each relay may want a message; none may wait for as long as the first."""
+    manager = manager_of({"NOTIFY_SOCKET": manager_socket.getsockname()})
+    while await manager.notify("STATUS=x" * 1000):
+        pass
+    began = trio.current_time()
+    for _ in range(100):
+        assert not await manager.notify("FDSTORE=1")
+        assert not await manager.wait_until_read()
+    assert trio.current_time() - began < 3
+    await trio.sleep(service_manager.IMPATIENT_S)
+    began = trio.current_time()
+    assert not await manager.notify("FDSTORE=1")
+    assert trio.current_time() - began == service_manager.SEND_TIMEOUT_S, "it may read again"
+    while True:
+        try:
+            manager_socket.recv(10_000)
+        except BlockingIOError:
+            break
+    assert await manager.notify("READY=1"), "what has room is sent"
+
+
 async def test_signs_of_life_come_several_times_in_the_watchdogs_time(
     manager_socket: socket.socket, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
