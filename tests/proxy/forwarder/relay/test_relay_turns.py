@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
 
 import pytest
 import trio
@@ -11,6 +12,7 @@ import trio.testing
 from framed_fakes import FakeReauthenticator, Now, send_frame, session
 from relay_fakes import Engine, Lane, Place, about_relay, open_lane, read, read_all, until
 
+from proxy.forwarder.relay import engine as engine_module
 from proxy.forwarder.relay import manager
 from proxy.forwarder.relay.relay import Direction
 from proxy.forwarder.relay.turns import PAUSE_S_MIN, PORTION_BYTES_MAX, PORTION_BYTES_MIN, RunQueue
@@ -263,6 +265,36 @@ async def test_the_engine_reads_nothing_of_a_paused_owner_until_the_time_has_com
     now += 1
     engine.real._pace_timer.fire_now()
     assert await read(lane.broker, 8_000) == said[12_000:]
+
+
+async def test_a_relay_that_is_closed_gently_is_not_quiet_while_it_is_paused(
+    engine: Engine, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker has answered, but the answer may not pass yet."""
+    now, positions = 100.0, []
+
+    async def never_quiet(position: Callable[[], object]) -> None:
+        positions.append(position)
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(engine_module, "until_quiet", never_quiet)
+    engine.real.run_queue._clock = lambda: now
+    engine.real.run_queue.limit_bytes(10_000, dry_run=False)
+    relay = engine.open(lane)
+    await lane.broker.send_all(bytes(12_000))
+    await read(lane.client, 12_000)
+    await until(lambda: engine.real.run_queue.paused)
+    await lane.broker.send_all(b"the answer")
+    await until(lambda: relay.to_client.queued)
+    engine.real.close_when_quiet(relay)
+    await until(lambda: positions)
+    (position,) = positions
+    assert position() != position()
+    now += 1
+    engine.real._pace_timer.fire_now()
+    assert await read(lane.client, 10) == b"the answer"
+    await until(lambda: not relay.to_client.queued)
+    assert position() == position()
 
 
 @pytest.mark.parametrize("pumped", ["spliced", "copied"])
