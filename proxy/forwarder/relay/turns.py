@@ -183,6 +183,12 @@ class RunQueue(Collector):
             self._set_timer(wait_s)
         return True
 
+    def charge(self, turns: Turns, size: int) -> None:
+        """Charge bytes that have moved without a turn: the owner's next portion pays for them."""
+        if turns.bucket is not None:
+            self._not_full.add(turns)
+            turns.bucket.take(size, self._clock())
+
     def _resume(self, turns: Turns) -> None:
         turns.is_paused = False
         if turns.directions:

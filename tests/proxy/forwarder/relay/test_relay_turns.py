@@ -340,6 +340,19 @@ async def test_where_a_limit_is_set_portions_are_small(  # noqa: PLR0917 -- fixt
     assert it.relays.run_queue.portion_bytes_max == PORTION_BYTES_MAX
 
 
+async def test_what_is_sent_ahead_of_a_relay_counts(place: Place, lane: Lane) -> None:
+    """Or to connect again and again would bring new bytes each time."""
+    it = await place.forwarder()
+    it.relays.run_queue._clock = lambda: 100.0
+    it.relays.run_queue.limit_bytes(10_000, dry_run=False)
+    await it.begin(lane, to_broker=bytes(30_000))
+    (relay,) = it.relays.live
+    await read(lane.broker, 30_000)
+    await until(lambda: it.moved("to_broker") == 30_000)
+    assert relay.to_broker.turns.bucket is not None
+    assert relay.to_broker.turns.bucket.full_at == pytest.approx(103)
+
+
 async def test_the_timer_ends_a_pause(engine: Engine, lane: Lane) -> None:
     engine.real.run_queue.limit_bytes(1_000_000, dry_run=False)
     engine.open(lane)

@@ -19,7 +19,7 @@ class Model:
     """A run queue whose time goes on only here, and whose timer fires only when it is due."""
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)  # noqa: S311 -- no secret
+        self.random = random.Random(seed)
         self.now = 100.0
         self.timer_at: float | None = None
         self.queue = RunQueue(lambda: self.now, self._set_timer)
@@ -138,7 +138,7 @@ def test_whatever_happens_all_bytes_arrive_and_no_owner_moves_more_than_its_buck
         model.step()
         model.check()
     left = {direction: waiting + model.moved[direction] for direction, waiting in model.waiting.items()}
-    model.random = random.Random()  # noqa: S311 -- no secret
+    model.random = random.Random()
     model.send = lambda: None  # type: ignore[method-assign] -- nothing more comes
     for _ in range(1_000_000):
         if not any(model.waiting.values()):
