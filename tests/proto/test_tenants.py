@@ -21,8 +21,13 @@ from proto.tenants import tenant_of
         ("persistent://a.b-c=d:e/ns/t", "a.b-c=d:e"),
         ("persistent://acme/ns/a://b", "acme"),
         ("", "public"),
+        ("t/", "public"),
+        ("/t", "public"),
+        ("//t//", "public"),
+        ("acme/ns/t/", "acme"),
+        ("persistent:///t", ""),
         ("://", ""),
-        ("/", ""),
+        ("/", "public"),
     ],
 )
 def test_tenants(subject: str, tenant: str) -> None:

@@ -188,6 +188,7 @@ class CopyPump(Pump):
     def _move_portion(self, direction: CopyDirection) -> None:
         session, kept = direction.decrypts, 0
         wanted = SMALL_PORTION_BYTES if len(self._holding) > LARGE_HOLDERS_MAX else direction.portion_bytes
+        wanted = min(wanted, self.run_queue.portion_bytes_max)
         try:
             if session is None:
                 came = direction.recv_into(_plaintext, wanted)

@@ -201,8 +201,8 @@ class RelayEngine:
 
     async def _close_when_quiet(self, relay: Relay) -> None:
         def position() -> object:  # which differs from itself as long as bytes are on their way
-            bytes_are_held = relay.to_broker.held_bytes or relay.to_client.held_bytes
-            return object() if bytes_are_held else self.bytes_moved(relay)
+            waits = relay.to_broker.held_bytes or relay.to_client.held_bytes or relay.to_client.queued  # for its turn
+            return object() if waits else self.bytes_moved(relay)
 
         await until_quiet(position)
         if relay.is_over or relay.handed_over:

@@ -10,7 +10,8 @@ never come. It passes as soon as it is understood, or at the stream's end.
 
 What a peek costs is the copy, so where frames are large only their headers are peeked at, one after the other.
 
-A turn is bounded: by ``PEEK_BYTES`` and ``FILL_BYTES``, and in frames that take longer (proto.relay_frames).
+A turn is bounded: by ``PEEK_BYTES`` and ``RunQueue.portion_bytes_max``, and in frames that take longer
+(proto.relay_frames).
 
 Before every step proxy.forwarder.relay.framed_journal has written down what a successor must know. Only the methods
 that run for each portion write the table's cells themselves, since a method call costs more than the store that it
@@ -44,8 +45,6 @@ from proxy.runtime.shared.relay_table import BOUNDARY, MESSAGES, PIPE, TO_CLIENT
 HEADER_PEEK_BYTES = 64
 LARGE_FRAME_BYTES = 1 << 15
 """From this size on to peek at a frame costs more than a call for its header alone."""
-FILL_BYTES = 1 << 20
-"""From this size on no more is added to a portion."""
 
 _REMOVE_BYTES = 65536
 _PASS = Action.PASS  # for the hot path
@@ -124,7 +123,8 @@ class FramedSplicePump:
     def _move(self, direction: Direction, cursor: FrameCursor, pipe: Pipe, passing: int) -> None:
         self._cells[direction.row + PIPE] = pipe.id
         try:
-            moved = os.splice(direction.source, pipe.write_end, passing, None, None, SPLICE_FLAGS)
+            most = self._pump.run_queue.portion_bytes_max
+            moved = os.splice(direction.source, pipe.write_end, min(passing, most), None, None, SPLICE_FLAGS)
         except OSError as error:
             self._pump.on_source_error(direction, error)
             return
@@ -167,11 +167,10 @@ class FramedSplicePump:
         To follow frames makes small portions, and a splice to the sink costs the same for small and large ones. Only
         what passes as it is; all else that is due waits until the pipe is empty.
         """
-        is_all = False
+        is_all, most = False, self._pump.run_queue.portion_bytes_max
         try:
-            while (
-                not is_all and direction.held_bytes < FILL_BYTES and (passing := self._more_to_pass(direction, cursor))
-            ):
+            while not is_all and direction.held_bytes < most and (passing := self._more_to_pass(direction, cursor)):
+                passing = min(passing, most - direction.held_bytes)
                 moved = os.splice(direction.source, pipe.write_end, passing, None, None, SPLICE_FLAGS)
                 direction.held_bytes += moved
                 is_all = cursor.record_consumed(moved, few=False)

@@ -14,7 +14,7 @@ from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.forwarder.relay.pipes import Pipe
 from proxy.forwarder.relay.pump import PEER_GONE, Pump, PumpHost
 from proxy.forwarder.relay.relay import Direction, SplicedRelay
-from proxy.forwarder.relay.splice_pump import SPLICE_BYTES_MAX, SPLICE_FLAGS, SplicePump
+from proxy.forwarder.relay.splice_pump import SPLICE_FLAGS, SplicePump
 from proxy.runtime.loop.tcp_stream import TcpStream, borrowed_socket
 from proxy.runtime.network.kernel_tls import (
     Following,
@@ -180,9 +180,12 @@ class KernelTlsPump(Pump):
 
     def _fill_pipe(self, direction: KernelTlsDirection, pipe: Pipe) -> Following:
         """Splice records into a pipe; return what follows behind them."""
+        bytes_max = self.run_queue.portion_bytes_max
+        most = min(PORTION_BYTES, pipe.size_bytes // 2, bytes_max)
         for _ in range(RECORDS_WITHOUT_DATA_MAX):
             try:
-                moved = os.splice(direction.source, pipe.write_end, SPLICE_BYTES_MAX, None, None, SPLICE_FLAGS)
+                room = bytes_max - direction.held_bytes
+                moved = os.splice(direction.source, pipe.write_end, room, None, None, SPLICE_FLAGS)
             except BlockingIOError:
                 return Following.FIN if direction.is_cut else Following.NOTHING_YET
             except OSError as error:
@@ -200,7 +203,7 @@ class KernelTlsPump(Pump):
                     return following
                 continue
             direction.held_bytes += moved  # at most PORTION_BYTES in records of this size
-            if moved < LARGE_RECORD_BYTES or direction.held_bytes >= min(PORTION_BYTES, pipe.size_bytes // 2):
+            if moved < LARGE_RECORD_BYTES or direction.held_bytes >= most:
                 return Following.DATA
         self.enqueue(direction)
         return Following.NOTHING_YET

@@ -529,6 +529,7 @@ class SplicedRelayStarter:
         if self._ledger.is_handing_over:
             raise RelayStartFailed(REPLACED)
         self._ledger.table.add_bytes(relay.to_broker.row, ahead)
+        self._engine.run_queue.charge(relay.to_broker.turns, ahead)
 
     def _preload(self, relay: Relay, first_to_broker: bytes, first_to_client: bytes) -> None:
         """Put what was read ahead into pipes: from then on it is in the kernel.

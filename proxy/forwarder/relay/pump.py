@@ -58,6 +58,7 @@ class Pump(ABC):
         self._cells = table.cells
         self._finish = host.finish
         self._wake_loop = host.wake_loop
+        self.run_queue = host.run_queue
         self.enqueue = host.run_queue.enqueue
         self.to_recheck = host.to_recheck
         self.half_closed = host.half_closed

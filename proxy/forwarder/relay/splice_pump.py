@@ -18,7 +18,6 @@ from proxy.forwarder.relay.pump import PEER_GONE, Pump, PumpHost
 from proxy.forwarder.relay.relay import Direction
 from proxy.runtime.shared.relay_table import BYTES, OPERATIONS, PIPE, RelayTable
 
-SPLICE_BYTES_MAX = 1 << 20
 SPLICE_FLAGS = 3  # SPLICE_F_MOVE | SPLICE_F_NONBLOCK, splice(2)
 FEW_BYTES = 256
 """A portion below this is assumed to be all that its source has. A splice takes 16 pieces or more, and pieces that
@@ -53,7 +52,8 @@ class SplicePump(Pump):
             cells, row = self._cells, direction.row
             cells[row + PIPE] = pipe.id
             try:
-                moved = os.splice(direction.source, pipe.write_end, SPLICE_BYTES_MAX, None, None, SPLICE_FLAGS)
+                bytes_max = self.run_queue.portion_bytes_max
+                moved = os.splice(direction.source, pipe.write_end, bytes_max, None, None, SPLICE_FLAGS)
             except OSError as error:
                 self.on_source_error(direction, error)
                 return

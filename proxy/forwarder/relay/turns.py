@@ -28,6 +28,11 @@ from proxy.runtime.loop.tasks import ignore
 PAUSE_S_MIN = 0.01
 """Shorter pauses would only make portions small and wake-ups many."""
 
+PORTION_BYTES_MAX = 1 << 20
+PORTION_BYTES_MIN = 1 << 14
+"""Where a limit is set, a portion has no more than the bytes of PAUSE_S_MIN, or this: each of an owner's relays waits
+for a portion of each other one, and its client's keep-alive waits with it."""
+
 _SLACK_S = 0.001
 """The timer is set in whole nanoseconds: it may fire a moment before the time that it was set for."""
 
@@ -38,8 +43,8 @@ class RunQueue(Collector):
     """The directions that are to be pumped again although no edge announces it, fairly by owner and way.
 
     ``clock``: monotonic seconds. ``set_timer`` is called with the seconds after which ``resume_due`` is to be called.
-    ``active``: turns with a direction that may be pumped now, in their order. ``paused``: the others that have a time
-    at which they may go on, the earliest first.
+    ``portion_bytes_max``: what a pump moves of a direction in one turn. ``active``: turns with a direction that may be
+    pumped now, in their order. ``paused``: the others that have a time at which they may go on, the earliest first.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class RunQueue(Collector):
         self._set_timer = set_timer
         self._rate = 0.0
         self._is_dry_run = False
+        self.portion_bytes_max = PORTION_BYTES_MAX
         self._turns: WeakValueDictionary[tuple[str, int], Turns] = WeakValueDictionary()
         self._not_full: set[Turns] = set()
         """Keeps those without a direction, too: who comes back at once must not find a full bucket."""
@@ -71,6 +77,9 @@ class RunQueue(Collector):
         if (bytes_per_s, dry_run) == (self._rate, self._is_dry_run):
             return
         self._rate, self._is_dry_run = bytes_per_s, dry_run
+        is_off = dry_run or not bytes_per_s
+        of_pause = PORTION_BYTES_MAX if is_off else int(bytes_per_s * PAUSE_S_MIN)
+        self.portion_bytes_max = min(max(of_pause, PORTION_BYTES_MIN), PORTION_BYTES_MAX)
         self._not_full.clear()
         for turns in list(self._turns.values()):
             turns.bucket = self._new_bucket()
@@ -173,6 +182,12 @@ class RunQueue(Collector):
         if self.paused[0][2] is turns:
             self._set_timer(wait_s)
         return True
+
+    def charge(self, turns: Turns, size: int) -> None:
+        """Charge bytes that have moved without a turn: the owner's next portion pays for them."""
+        if turns.bucket is not None:
+            self._not_full.add(turns)
+            turns.bucket.take(size, self._clock())
 
     def _resume(self, turns: Turns) -> None:
         turns.is_paused = False

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter
 
-from proxy.common.logs import get_logger
+from proxy.common.logs import get_logger, is_dropped
 from proxy.runtime.fairness.quotas import AppliedQuota, Limit
 
 
@@ -22,4 +22,5 @@ class QuotaRefusals:
         quota = applied.quota
         self._refusals.labels(limit=limit, by=quota.by, dry_run=str(quota.dry_run).lower()).inc()
         event = "a quota would have refused a client" if quota.dry_run else "a quota has refused a client"
-        get_logger().warning(event, client=owner, key=applied.key(limit), subject=applied.subject)
+        if not is_dropped(event):  # a refusal must not cost more than what it refuses
+            get_logger().warning(event, client=owner, key=applied.key(limit), subject=applied.subject)

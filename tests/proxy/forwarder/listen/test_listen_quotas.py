@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +13,7 @@ import trio.testing
 
 from proxy.config.types import Limits, Quota
 from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal, sender_key
+from proxy.forwarder.listen.eviction import Place
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.fairness.quotas import AppliedQuota, Limit
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
@@ -180,3 +183,64 @@ async def test_by_default_one_credential_that_takes_all_connections_keeps_no_oth
             assert not isinstance(forwarder.connect(ALICE), AdmittedConnection)
         assert forwarder.admission.shares.counts()[ALICE] == part - 500
         assert not forwarder.exceeded
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_comes_goes_gives_way_or_is_reloaded_each_place_counts_once(make: Make, seed: int) -> None:
+    """Against a count of what is open, over thousands of random steps."""
+    chance = random.Random(seed)
+    tables = (
+        Quota(max_connections=6, principals=("a*",)),
+        Quota(max_connections=4, dry_run=True),
+        Quota(max_connections=9),
+        Quota(by="tenant", tenant="t", max_connections=8, principals=("a*", "bob")),
+    )
+    forwarder = make(*tables, max_connections=30)
+    admission, handshakes, relays = forwarder.admission, dict[AdmittedConnection, str](), dict[Place, str]()
+
+    def come(owner: str) -> None:
+        admitted = admission.admit_client("192.0.2.1")
+
+        def give_way() -> None:
+            del handshakes[admitted]
+            admitted.release()
+
+        if admitted.take_place(owner, give_way) is None:
+            handshakes[admitted] = owner
+        else:
+            admitted.release()
+
+    def become_relay(admitted: AdmittedConnection) -> None:
+        owner = handshakes.pop(admitted)
+        place = admission.shares.adopt_place(owner, lambda: end_relay(place))
+        relays[place] = owner
+        admitted.on_relay_started()
+
+    def end_relay(place: Place) -> None:
+        del relays[place]
+        admission.release_client("192.0.2.1")
+        admission.shares.leave_place(place)
+
+    for _ in range(3000):
+        step = chance.random()
+        if step < 0.5:
+            come(chance.choice([ALICE, BOB, owner_of("anna", ""), "address 192.0.2.9"]))
+        elif step < 0.7 and handshakes:
+            become_relay(chance.choice([*handshakes]))
+        elif step < 0.8 and handshakes:
+            admitted = chance.choice([*handshakes])
+            del handshakes[admitted]
+            admitted.release()
+            admitted.release()
+        elif step < 0.98 and relays:
+            end_relay(chance.choice([*relays]))
+        else:
+            admission.set_quotas(chance.sample(tables, chance.randrange(5)))
+        is_open = Counter([*handshakes.values(), *relays.values()])
+        assert admission.shares.counts() == is_open
+        assert admission.connections == is_open.total()
+        held: Counter[tuple[int, str]] = Counter()
+        for owner, count in is_open.items():
+            for applied in admission.quotas._counts.for_owner(owner):
+                held[applied.index, applied.subject] += count
+        assert admission.quotas._held == held

@@ -98,10 +98,8 @@ async def test_many_small_portions_that_came_at_once_are_not_left_behind(engine:
     assert await read(lane.broker, len(said)) == said
 
 
-async def test_a_busy_relay_leaves_the_others_their_turn(
-    engine: Engine, lane: Lane, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(splice_pump, "SPLICE_BYTES_MAX", 1000)  # many turns
+async def test_a_busy_relay_leaves_the_others_their_turn(engine: Engine, lane: Lane) -> None:
+    engine.real.run_queue.portion_bytes_max = 1000  # many turns
     engine.open(lane)
     data = os.urandom(1 << 20)
     async with trio.open_nursery() as nursery:
@@ -126,8 +124,8 @@ async def test_between_steps_of_another_task_what_is_in_the_run_queue_waits(
     engine: Engine, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes as much time as it gets, which the other task needs."""
-    for name in ("SPLICE_BYTES_MAX", "FEW_BYTES"):
-        monkeypatch.setattr(splice_pump, name, 1000)
+    monkeypatch.setattr(splice_pump, "FEW_BYTES", 1000)
+    engine.real.run_queue.portion_bytes_max = 1000
     relay = engine.open(lane)
     await trio.testing.wait_all_tasks_blocked()
     data = os.urandom(10_000)
@@ -373,7 +371,7 @@ async def test_much_that_waited_for_a_pipe_moves_on_without_another_edge(
     engine: Engine, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sender has sent its end and no descriptor is ready: the loop must not sleep while a relay is queued."""
-    monkeypatch.setattr(splice_pump, "SPLICE_BYTES_MAX", 1000)  # many turns
+    engine.real.run_queue.portion_bytes_max = 1000  # many turns
     engine.open(lane)
 
     def none_left(_pool: PipePool, _size_bytes_max: int) -> Pipe:

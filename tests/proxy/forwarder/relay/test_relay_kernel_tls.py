@@ -155,6 +155,28 @@ async def test_a_blind_relay_is_moved_once_the_store_has_it(
     assert len(kernel.ended) == len(ours), "close_notify to each, once"
 
 
+async def test_where_bytes_a_second_are_limited_portions_are_small(
+    place: Place, lane: Lane, contexts: Contexts, kernel: FakeKernel
+) -> None:
+    """As those of other relays: see test_where_a_limit_is_set_portions_are_small."""
+    it = await begin(place, lane, contexts, kernel)
+    direction, portions = the_relay(it).to_client, []
+
+    def pump_and_count(direction: Direction) -> None:
+        before = it.relays.bytes_moved(direction.relay)[1]
+        pump(direction)
+        portions.append(it.relays.bytes_moved(direction.relay)[1] - before)
+
+    pump, direction.pump = direction.pump, pump_and_count
+    it.relays.run_queue.limit_bytes(1_800_000, dry_run=False)
+    said = os.urandom(400_000)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lane.broker.send_all, said)
+        assert await read(lane.client, len(said)) == said
+    await until(lambda: sum(portions) == len(said))
+    assert max(portions) <= 18_000
+
+
 async def stays(place: Place, tls: TlsLane, kernel: FakeKernel, **start: Any) -> Forwarder:
     """Start a relay, which is copied, with the TLS that it had."""
     kernel.forwarder = it = await place.forwarder()

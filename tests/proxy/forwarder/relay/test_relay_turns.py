@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
 
 import pytest
 import trio
 import trio.testing
+from framed_fakes import FakeReauthenticator, Now, send_frame, session
 from relay_fakes import Engine, Lane, Place, about_relay, open_lane, read, read_all, until
 
-from proxy.forwarder.relay import splice_pump
+from proxy.forwarder.relay import engine as engine_module
+from proxy.forwarder.relay import manager
 from proxy.forwarder.relay.relay import Direction
-from proxy.forwarder.relay.turns import PAUSE_S_MIN, RunQueue
+from proxy.forwarder.relay.turns import PAUSE_S_MIN, PORTION_BYTES_MAX, PORTION_BYTES_MIN, RunQueue
 from proxy.runtime.shared.relay_table import OPERATIONS, TO_BROKER
 
 RATE = 1000
@@ -94,11 +97,9 @@ def test_what_is_a_successors_leaves_the_queue(queue: Queue) -> None:
     assert queue.pumped == [stays] * 3
 
 
-async def test_many_ready_sockets_of_one_owner_do_not_keep_another_from_its_turns(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_many_ready_sockets_of_one_owner_do_not_keep_another_from_its_turns(engine: Engine) -> None:
     """By edges, too, which come for all of them at once: at most a batch of events, then turn by turn."""
-    monkeypatch.setattr(splice_pump, "SPLICE_BYTES_MAX", 1000)
+    engine.real.run_queue.portion_bytes_max = 1000
     lanes = [Lane.new() for _ in range(41)]
     for lane in lanes:
         os.write(lane.client.socket.fileno(), bytes(40_000))
@@ -248,11 +249,11 @@ async def test_the_engine_reads_nothing_of_a_paused_owner_until_the_time_has_com
     engine.real.run_queue._clock = lambda: now
     engine.real.run_queue.limit_bytes(10_000, dry_run=False)
     relay = engine.open(lane)
-    said = os.urandom(30_000)
-    await lane.client.send_all(said[:20_000])
-    assert await read(lane.broker, 20_000) == said[:20_000], "a portion goes whole"
+    said = os.urandom(20_000)
+    await lane.client.send_all(said[:12_000])
+    assert await read(lane.broker, 12_000) == said[:12_000], "a portion goes whole"
     await until(lambda: engine.real.run_queue.paused)
-    await lane.client.send_all(said[20_000:])
+    await lane.client.send_all(said[12_000:])
     async with open_lane() as other:
         engine.open(other, principal="bob")
         await other.client.send_all(b"not held")
@@ -260,10 +261,96 @@ async def test_the_engine_reads_nothing_of_a_paused_owner_until_the_time_has_com
     await lane.broker.send_all(b"nor is the other way")
     assert await read(lane.client, 20) == b"nor is the other way"
     await until(lambda: relay.to_broker.queued)
-    assert engine.moved(relay)[TO_BROKER] == 20_000
+    assert engine.moved(relay)[TO_BROKER] == 12_000
     now += 1
     engine.real._pace_timer.fire_now()
-    assert await read(lane.broker, 10_000) == said[20_000:]
+    assert await read(lane.broker, 8_000) == said[12_000:]
+
+
+async def test_a_relay_that_is_closed_gently_is_not_quiet_while_it_is_paused(
+    engine: Engine, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker has answered, but the answer may not pass yet."""
+    now, positions = 100.0, []
+
+    async def never_quiet(position: Callable[[], object]) -> None:
+        positions.append(position)
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(engine_module, "until_quiet", never_quiet)
+    engine.real.run_queue._clock = lambda: now
+    engine.real.run_queue.limit_bytes(10_000, dry_run=False)
+    relay = engine.open(lane)
+    await lane.broker.send_all(bytes(12_000))
+    await read(lane.client, 12_000)
+    await until(lambda: engine.real.run_queue.paused)
+    await lane.broker.send_all(b"the answer")
+    await until(lambda: relay.to_client.queued)
+    engine.real.close_when_quiet(relay)
+    await until(lambda: positions)
+    (position,) = positions
+    assert position() != position()
+    now += 1
+    engine.real._pace_timer.fire_now()
+    assert await read(lane.client, 10) == b"the answer"
+    await until(lambda: not relay.to_client.queued)
+    assert position() == position()
+
+
+@pytest.mark.parametrize("pumped", ["spliced", "copied"])
+@pytest.mark.parametrize("follows_frames", [False, True], ids=["blind", "framed"])
+async def test_where_a_limit_is_set_portions_are_small(  # noqa: PLR0917 -- fixtures
+    place: Place,
+    lane: Lane,
+    now: Now,
+    reauthenticator: FakeReauthenticator,
+    monkeypatch: pytest.MonkeyPatch,
+    pumped: str,
+    follows_frames: bool,
+) -> None:
+    """A large one would make the owner's other relays wait for a second or more, each time, and their keep-alive."""
+    monkeypatch.setattr(manager, "splice_works", lambda: pumped == "spliced")
+    it = await place.forwarder()
+    await it.begin(lane, session=session(now, reauthenticator) if follows_frames else None)
+    (relay,) = it.relays.live
+    assert relay.is_spliced is (pumped == "spliced")
+    portions = []
+
+    def pump_and_count(direction: Direction) -> None:
+        before = it.relays.bytes_moved(relay)[TO_BROKER]
+        pump(direction)
+        portions.append(it.relays.bytes_moved(relay)[TO_BROKER] - before)
+
+    pump, relay.to_broker.pump = relay.to_broker.pump, pump_and_count
+    it.relays.run_queue.limit_bytes(1_000_000_000, dry_run=False)
+    assert it.relays.run_queue.portion_bytes_max == PORTION_BYTES_MAX
+    it.relays.run_queue.limit_bytes(1_800_000, dry_run=False)
+    assert it.relays.run_queue.portion_bytes_max == 18_000
+    said = b"".join(send_frame(os.urandom(size)) for size in (150_000, 1_000, 150_000, *[3_000] * 50))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lane.client.send_all, said)
+        assert await read(lane.broker, len(said)) == said
+    await until(lambda: sum(portions) == len(said))
+    assert max(portions) <= 18_000
+    it.relays.run_queue.limit_bytes(1_000, dry_run=False)
+    assert it.relays.run_queue.portion_bytes_max == PORTION_BYTES_MIN
+    it.relays.run_queue.limit_bytes(1_000, dry_run=True)
+    assert it.relays.run_queue.portion_bytes_max == PORTION_BYTES_MAX
+    it.relays.run_queue.limit_bytes(0, dry_run=False)
+    assert it.relays.run_queue.portion_bytes_max == PORTION_BYTES_MAX
+
+
+async def test_what_is_sent_ahead_of_a_relay_counts(place: Place, lane: Lane) -> None:
+    """Or to connect again and again would bring new bytes each time."""
+    it = await place.forwarder()
+    it.relays.run_queue._clock = lambda: 100.0
+    it.relays.run_queue.limit_bytes(10_000, dry_run=False)
+    await it.begin(lane, to_broker=bytes(30_000))
+    (relay,) = it.relays.live
+    await read(lane.broker, 30_000)
+    await until(lambda: it.moved("to_broker") == 30_000)
+    assert relay.to_broker.turns.bucket is not None
+    assert relay.to_broker.turns.bucket.full_at == pytest.approx(103)
 
 
 async def test_the_timer_ends_a_pause(engine: Engine, lane: Lane) -> None:
@@ -282,8 +369,8 @@ async def test_a_half_closed_relay_that_is_paused_is_not_ended_for_moving_nothin
     engine.real.run_queue._clock = lambda: now
     engine.real.run_queue.limit_bytes(10_000, dry_run=False)
     relay = engine.open(lane, half_close_s=0.05)
-    await lane.client.send_all(bytes(20_000))
-    await read(lane.broker, 20_000)
+    await lane.client.send_all(bytes(12_000))
+    await read(lane.broker, 12_000)
     await until(lambda: engine.real.run_queue.paused)
     await lane.client.send_all(b"the rest")
     await lane.broker.send_eof()
