@@ -38,7 +38,7 @@ from proxy.runtime.loop.reactor import current_reactor
 from proxy.runtime.loop.tcp_stream import TcpStream
 
 SEED = int(os.environ.get("PULSAR_PROXY_TEST_SEED", "34"))
-PLANS = int(os.environ.get("PLANS", "40"))
+PLANS = int(os.environ.get("PULSAR_PROXY_TEST_PLANS", "24"))
 STEPS = 40
 CLIENTS = 4
 SHORT_S, LONG_S, IDLE_S, LONG_STEP_S = 0.001, 0.3, 9.0, 0.06
@@ -55,7 +55,7 @@ ANSWERS = {
     "chunks": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n", b"%b\r\n0\r\n\r\n"),
     "held": (b"", b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b"),
     "more": (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%bHTTP/1.1 200 OK\r\n\r\n", b""),
-    "large": (b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + bytes(300_000), b""),
+    "large": (b"HTTP/1.1 200 OK\r\nContent-Length: 80000\r\n\r\n" + bytes(80_000), b""),
     "malformed": (b"HTTP/1.1 200 OK\r\nContent-Length: 1, 2\r\n\r\n", b""),
     "unasked": (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", b""),
     "empty": (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
@@ -69,7 +69,10 @@ ANSWERS = {
     "cut later": (b"HTTP/1.1 200 OK\r\nContent-Length: 1%d\r\n\r\n", b"%b"),
     "silent": (b"", b""),
     "reset": (b"", b""),
-    "elsewhere": (b"HTTP/1.1 307 Elsewhere\r\nLocation: http://broker-1:8080/admin/plain/x\r\nContent-Length: 0\r\n\r\n", b""),
+    "elsewhere": (
+        b"HTTP/1.1 307 Elsewhere\r\nLocation: http://broker-1:8080/admin/plain/x\r\nContent-Length: 0\r\n\r\n",
+        b"",
+    ),
 }
 """What servers answer by the path's second segment: at once, and once they go on. ``%d``: the body's length."""
 
@@ -114,7 +117,21 @@ class Planner:
     def _step(self) -> Step:
         chance, number = self._chance, self._chance.choice(self._numbers)
         kind = chance.choices(
-            ["send", "settle", "go on", "wait", "end", "leave", "reset", "last", "connect", "deny", "reload", "cancel", "auth"],
+            [
+                "send",
+                "settle",
+                "go on",
+                "wait",
+                "end",
+                "leave",
+                "reset",
+                "last",
+                "connect",
+                "deny",
+                "reload",
+                "cancel",
+                "auth",
+            ],
             [50, 25, 10, 10, 2, 2, 2, 2, 4, 2, 2, 1, 2],
         )[0]
         if kind == "send":
@@ -125,7 +142,7 @@ class Planner:
             return kind, chance.choices([SHORT_S, LONG_S, 1.2, IDLE_S], [5, 3, 2, 1])[0]
         if kind == "connect":
             self._numbers.remove(number)
-            self._numbers.append(new := max(self._numbers + [number]) + 1)
+            self._numbers.append(new := max([*self._numbers, number]) + 1)
             return kind, new, self._data(new) if chance.random() < 0.5 else b""
         return kind, number
 
@@ -146,7 +163,21 @@ class Planner:
         answer = answer or chance.choices(list(ANSWERS), [30 if one in {"plain", "held"} else 2 for one in ANSWERS])[0]
         target = f"/admin/{answer.replace(' ', '-')}/{self._count}"
         shape = chance.choices(
-            ["GET", "HEAD", "DELETE", "POST", "chunks", "other", "nobody", "1.0", "close", "status", "nowhere", "bad", "largest"],
+            [
+                "GET",
+                "HEAD",
+                "DELETE",
+                "POST",
+                "chunks",
+                "other",
+                "nobody",
+                "1.0",
+                "close",
+                "status",
+                "nowhere",
+                "bad",
+                "largest",
+            ],
             [60, 4, 3, 4, 2, 4, 1, 1, 1, 2, 2, 1, 2],
         )[0]
         if shape == "bad":
@@ -293,8 +324,10 @@ class Play:
         await connection.body()
         text, later = role.encode(), ANSWERS[kind][1]
         for part in ANSWERS[kind]:
-            head, blank, _ = part.rpartition(b"\r\n\r\n")
-            wanted = head + blank if request.method == b"HEAD" and kind != "more" else part
+            wanted = part
+            if request.method == b"HEAD":
+                head, blank, _ = part.rpartition(b"\r\n\r\n")
+                wanted = b"" if part is later and b"\r\n\r\n" in ANSWERS[kind][0] else head + blank or part
             if later and part is later and wanted:
                 await self._goes_on.wait()
             values = {1: (text,) if b"%b" in wanted else (len(text),), 2: (len(text), text)}
@@ -358,7 +391,7 @@ class Play:
                 services = self._setup.services
                 services.authenticator = self._authenticator()
                 services.response_headers = [] if services.response_headers else [(b"x-reloaded", b"1")]
-                services.pool.set_dial(lambda upstream: self._setup.parts.dial(upstream))
+                services.pool.set_dial(self._setup.parts.dial)
 
     async def wait(self, wait_s: float) -> None:
         """Let time pass, in steps that wake everybody in turn."""
@@ -443,9 +476,7 @@ def outcome(mode: str, plan: list[Step], requests_max: int) -> dict[str, Any]:
         if mode == "all taskless":
             patch.setattr(HttpConnection, "may_be_as_before", True)
             patch.setattr(HttpConnection, "is_as_before", lambda *_: True)
-        seen: dict[str, Any] = trio.run(
-            lambda: play(plan, requests_max, reactor=mode != "tasks"), clock=MockClock()
-        )
+        seen: dict[str, Any] = trio.run(lambda: play(plan, requests_max, reactor=mode != "tasks"), clock=MockClock())
     assert not [entry for entry in logs if entry["log_level"] in {"error", "critical"}]
     return seen
 
@@ -455,6 +486,8 @@ def test_clients_and_servers_see_the_same_with_and_without_tasks(number: int) ->
     """Also security: each request has its own client's principal."""
     plan = Planner(f"{SEED} {number}").plan()
     requests_max = 1_024
+    if number % 4 == 0:  # few may be under way: then one step is over before the next one
+        requests_max, plan = 4, [one for step in plan for one in (step, ("settle",))]
     gc.collect()
     descriptors = len(os.listdir("/proc/self/fd"))
     in_tasks = outcome("tasks", plan, requests_max)
