@@ -139,6 +139,7 @@ class HttpConnection:
         wire, settings = self._wire, self._services.settings
         wire.skip_empty_line()
         if wire.unread:
+            self.is_idle = False
             await (
                 trio.lowlevel.checkpoint()
             )  # thousands of pipelined requests may be there: others have their turns, too

@@ -103,25 +103,26 @@ class TasklessServing:
         self._reactor = reactor
         self._slow = slow
         self._task = trio.lowlevel.current_task()
+        self._client = wire.transport.socket.fileno()
         self._request: Coroutine[Any, Any, bool] | None = None
         self._upstream: MessageStream | None = None
         self._has_more = False
-        self._is_over = False
         self._idle_until = 0.0
 
     async def run(self) -> bool:
         """Serve requests; return False where the connection is to be closed. Raises what ``serve_received`` raises."""
-        client = self._wire.transport.socket.fileno()
         self._postpone_idle_end()
-        self._reactor.watch(client, select.EPOLLIN | select.EPOLLET, self._on_client)
         try:
+            try:
+                self._reactor.watch(self._client, select.EPOLLIN, self._on_client)
+            except OSError:  # the kernel has no room for it
+                return await self._wire.fill(self._connection.head_bytes_max)
             goes_on: bool = await trio.lowlevel.wait_task_rescheduled(self._abort)
         except BaseException as error:
             if self._request is not None:
                 self._request.throw(error)  # so that it ends what it has begun
             raise
         finally:
-            self._reactor.forget(client)
             self._connection.scope.deadline = math.inf
         return goes_on if self._request is None else await continue_in_task(self._request)
 
@@ -130,13 +131,15 @@ class TasklessServing:
         self._wake(outcome.Value(True))
 
     def _on_client(self) -> None:
-        """Serve what a client sends. It is told of only once (EPOLLET), so during a request that is remembered."""
-        if self._is_over:
-            return
+        """Serve what a client sends. During a request that is only remembered.
+
+        It would be told of again and again as long as it is unread; that something is left, or the connection's end,
+        behind what was read, it must be told of. So it is watched for less meanwhile (errors, each once).
+        """
         if self._request is not None:
             self._has_more = True
+            self._reactor.watch(self._client, select.EPOLLET, self._on_client)
             return
-        self._has_more = False
         connection, wire = self._connection, self._wire
         try:
             received = wire.transport.socket.recv(connection.head_bytes_max)
@@ -174,7 +177,8 @@ class TasklessServing:
                 return
             self._connection.is_idle = True
             if self._has_more:
-                self._on_client()
+                self._has_more = False
+                self._reactor.watch(self._client, select.EPOLLIN, self._on_client)
         elif found is None:
             self._wake(outcome.Value(True))
         else:
@@ -193,16 +197,19 @@ class TasklessServing:
             self._upstream = None
             del self._slow.waiting[self]
 
+    def _stop(self) -> None:
+        """Be called back no more."""
+        self._forget_upstream()
+        self._reactor.forget(self._client)
+
     def _wake(self, result: "outcome.Outcome[bool]") -> None:
         """Have the task go on; a request under way is its own from now on."""
-        self._is_over = True
-        self._forget_upstream()
+        self._stop()
         self._connection.scope.deadline = math.inf
         trio.lowlevel.reschedule(self._task, result)
 
     def _abort(self, _: object) -> trio.lowlevel.Abort:
-        self._is_over = True
-        self._forget_upstream()
+        self._stop()
         return trio.lowlevel.Abort.SUCCEEDED
 
     def _postpone_idle_end(self) -> None:

@@ -281,15 +281,16 @@ async def opened(*, reactor: bool = True, **how: Any) -> AsyncIterator[Setup]:
 
     ``reactor``: with it, as in a worker, requests may be served without a task. ``how``: see Setup.
     """
-    async with trio.open_nursery() as nursery:
-        if reactor:
-            nursery.start_soon(Reactor().run)
-            while current_reactor() is None:
-                await trio.lowlevel.checkpoint()
-        setup = Setup(nursery, **how)
-        yield setup
-        nursery.cancel_scope.cancel()
-    setup.close()
+    with contextlib.ExitStack() as at_end:
+        async with trio.open_nursery() as nursery:
+            if reactor:
+                nursery.start_soon(Reactor().run)
+                while current_reactor() is None:
+                    await trio.lowlevel.checkpoint()
+            setup = Setup(nursery, **how)
+            at_end.callback(setup.close)
+            yield setup
+            nursery.cancel_scope.cancel()
 
 
 @dataclass

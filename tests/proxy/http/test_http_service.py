@@ -6,7 +6,7 @@ import contextlib
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -270,9 +270,27 @@ async def test_a_drain_ends_what_takes_too_long(serve: Serve) -> None:
     assert [entry["event"] for entry in logs] == ["the drain's time is over; closing what is left"]
 
 
-async def test_a_clients_next_connection_at_the_same_address(serve: Serve) -> None:
+@pytest.fixture
+def bound_alike() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two sockets at one address, of a network in which nobody else has any.
+
+    Both are bound before either connects. At a port that the kernel has chosen for a connection, another socket can
+    often not be bound: connections of other tests, which are over, may have had it, too.
+    """
+    with socket.socket() as first, socket.socket() as second:
+        for sock in (first, second):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        first.bind(("127.83.21.9", 0))
+        second.bind(first.getsockname())
+        yield first, second
+
+
+async def test_a_clients_next_connection_at_the_same_address(
+    serve: Serve, bound_alike: tuple[socket.socket, socket.socket]
+) -> None:
     """A client resets its connection while the worker looks elsewhere, and has the next one at the same address."""
     served = await serve()
+    first, second = bound_alike
     asked, goes_on = trio.Event(), trio.Event()
 
     async def authenticate(_head: Any, _route: str, _client: Any) -> HttpIdentity:
@@ -281,19 +299,17 @@ async def test_a_clients_next_connection_at_the_same_address(serve: Serve) -> No
         return HttpIdentity(Principal())
 
     served.parts.authenticate = authenticate  # type: ignore[method-assign]
-    first = await served.connect()
-    await first.send(GET)
+    first.connect(served.listeners[0].getsockname())
+    first.send(GET)
     await asked.wait()
-    name = first.stream.socket.getsockname()
-    first.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    first.close()
-    second = socket.socket()
-    second.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the worker's end of the first may still be there
-    second.bind(name)
+    first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    first.close()  # resets it
     second.connect(served.listeners[0].getsockname())
     connections = served.service._connections
     while len(connections) < 2:  # both count, as long as the worker holds both
         await trio.lowlevel.checkpoint()
+    addresses = [one.client.address for one in connections._open.values()]
+    assert addresses == ["{}:{}".format(*second.getsockname())] * 2
     goes_on.set()
     while [one.requests for one in connections._open.values()] != [0]:  # the second one is idle, and can be displaced
         await trio.lowlevel.checkpoint()

@@ -5,6 +5,8 @@ All tests of test_http_server.py and others run with and without tasks, too: see
 
 from __future__ import annotations
 
+import errno
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -14,6 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from proxy.config.types import Http
 from proxy.http.taskless import IDLE_SLACK_S, WATCH_AFTER_S, waiting_without_task
+from proxy.runtime.loop.reactor import Reactor
 
 REST = b" HTTP/1.1\r\nHost: proxy:8081\r\n\r\n"
 GET = b"GET /admin/v2/a" + REST
@@ -153,6 +156,22 @@ async def test_a_connection_that_is_ended_ends_its_request(setup: Setup) -> None
     assert (setup.pool.idle_count, waiting_without_task()) == (0, 0)
 
 
+async def test_without_room_in_the_kernel_connections_are_served_in_tasks(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "fs.epoll.max_user_watches")
+
+    monkeypatch.setattr(Reactor, "watch", refuse)
+    client = await warm(setup)
+    await client.send(GET[:-1])
+    await wait_all_tasks_blocked()
+    await client.send(GET[-1:])
+    assert (await client.answer()).status == 200
+    setup.connections[0].drain()
+    assert await client.rest() == b""
+
+
 async def test_a_drain_lets_a_request_end(setup: Setup) -> None:
     client = await warm(setup)
     setup.upstream.behave = held = Held()
@@ -163,6 +182,43 @@ async def test_a_drain_lets_a_request_end(setup: Setup) -> None:
     answer = await client.answer()
     assert (answer.status, answer.headers[b"connection"]) == (200, b"close")
     assert await client.rest() == b""
+
+
+async def test_a_drain_lets_a_request_end_that_has_gone_on_in_the_task(setup: Setup) -> None:
+    client = await warm(setup)
+    setup.upstream.behave = held = Held()
+    await client.send(GET.replace(b"proxy:", b"other:"))
+    await held.asked.wait()
+    await wait_all_tasks_blocked()
+    setup.connections[0].drain()
+    held.goes_on.set()
+    answer = await client.answer()
+    assert (answer.status, answer.headers[b"connection"]) == (200, b"close")
+    assert await client.rest() == b""
+
+
+@pytest.mark.parametrize("path", [b"/admin/v2/a", b"/elsewhere"])
+async def test_a_client_that_ends_its_direction_with_a_request_has_its_answer_and_the_end(
+    setup: Setup, autojump_clock: MockClock, path: bytes
+) -> None:
+    """The kernel tells of the end together with the request, and not once more."""
+    client = await warm(setup)
+    client.stream.socket.send(b"GET " + path + REST)
+    client.stream.socket.shutdown(socket.SHUT_WR)
+    began = trio.current_time()
+    assert (await client.answer()).status == (404 if path == b"/elsewhere" else 200)
+    assert await client.rest() == b""
+    assert trio.current_time() - began < IDLE_S
+
+
+async def test_a_request_behind_one_of_the_largest_size_is_served(autojump_clock: MockClock) -> None:
+    size_bytes = 1024
+    async with opened(http=Http(max_head_bytes=size_bytes)) as setup:
+        client = await warm(setup)
+        largest = b"GET /elsewhere?" + REST
+        largest = largest.replace(b"?", b"?" + b"x" * (size_bytes - len(largest)))
+        client.stream.socket.send(largest + GET)
+        assert [(await client.answer()).status for _ in range(2)] == [404, 200]
 
 
 async def test_a_drain_ends_a_connection_between_requests(setup: Setup) -> None:
