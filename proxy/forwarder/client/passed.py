@@ -138,7 +138,7 @@ class PassedConnections:
         try:
             self._admit(request, stored, passing, nursery)
         except Exception as error:  # noqa: BLE001 -- a barrier around each request
-            get_logger().error("a request of an HTTP worker met a defect", exc_info=error)
+            _log_defect(error)
             passing.close()
 
     def _admit(self, request: RelayRequest, stored: StoredRelay, passing: "_Passing", nursery: trio.Nursery) -> None:
@@ -204,6 +204,10 @@ class PassedConnections:
         except RelayStartFailed as error:
             self._admission.release_client(ip_of(start.stored))
             self._refuse(passing, start.stored, "not_begun", str(error))
+        except Exception as error:  # noqa: BLE001 -- it would end this worker
+            self._admission.release_client(ip_of(start.stored))
+            _log_defect(error)
+            passing.close()
         finally:
             self._admission.shares.leave_place(place)
             self._under_way.decrement()
@@ -232,6 +236,10 @@ class PassedConnections:
         )
         answer_request(passing.answer, REFUSED)
         passing.close()
+
+
+def _log_defect(error: Exception) -> None:
+    get_logger().error("a request of an HTTP worker met a defect", exc_info=error)
 
 
 class _Passing:

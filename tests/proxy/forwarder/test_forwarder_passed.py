@@ -196,16 +196,24 @@ async def test_a_relay_that_cannot_begin(worker: Worker) -> None:
     await worker.works()
 
 
+@pytest.mark.parametrize("waits", [False, True])
 async def test_a_defect_in_the_start_of_a_relay_takes_no_place(
-    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
     worker = await start_worker(limits={"max_connections": 2})  # of two forwarders: there is one place
 
-    def fail(_start: RelayStart) -> bool:
+    def start_now(_start: RelayStart) -> bool:
+        if waits:
+            return False
+        raise RuntimeError("a defect")
+
+    async def start(_start: RelayStart) -> None:
+        await trio.lowlevel.checkpoint()
         raise RuntimeError("a defect")
 
     with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
-        patch.setattr(worker.served.service._relays, "start_relay_now", fail)
+        patch.setattr(worker.served.service._relays, "start_relay_now", start_now)
+        patch.setattr(worker.served.service._relays, "start_relay", start)
         assert (await worker.relay(request_of()))[0] == b""
     assert [one["event"] for one in logs] == ["a request of an HTTP worker met a defect"]
     assert worker.served.service._admission.connections == 0
