@@ -4,9 +4,7 @@ A broker is ejected once it failed ``ejection_failures`` times with no answer in
 returns when its time is over, or when a probe shows that it answers; unless it failed in a way that a probe (a PING
 before any handshake) cannot see. The first failure then ejects it again, for twice as long, until it answers a lookup.
 Ejected brokers are asked last; where all are ejected, it is as if none was: to ask a broker that may be down is better
-than to ask none.
-
-With ``ejection_by_relays``, forwarders report further ones: lookup.brokers.outliers.
+than to ask none. Outliers, to which relays fail, are ejected by lookup.brokers.outliers.
 """
 
 import math
