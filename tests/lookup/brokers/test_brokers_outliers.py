@@ -170,6 +170,14 @@ async def test_the_last_one_that_is_not_ejected_stays(nursery: trio.Nursery) -> 
     assert not it.report(2)
 
 
+async def test_a_report_changes_nothing_of_an_ejection_for_other_reasons(nursery: trio.Nursery) -> None:
+    it = Reported(nursery, ejection_failures=1)
+    it.brokers.record_failure(it.all[0], "unreachable", Cause())
+    assert not it.report(0)
+    it.brokers.record_answer(it.all[0])
+    assert it.asked == {0, 1, 2}, "an answer brings it back"
+
+
 async def test_a_report_of_what_is_no_broker_or_more_than_one_is_ignored(nursery: trio.Nursery) -> None:
     it = Reported(nursery)
     assert not it.report(0, addresses=["10.0.0.9"])

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import trio
 from framed_fakes import FakeReauthenticator, Now, session
-from relay_fakes import Forwarder, Lane, Place, about_relay, read, read_all, reset
+from relay_fakes import Forwarder, Lane, Place, about_relay, fill, read, read_all, reset, until
 
 from proto import commands
 
@@ -82,3 +82,24 @@ async def test_an_end_that_the_proxy_makes_is_not_the_brokers(watched: Watched) 
     watched.lane.client.close_now()
     await watched.is_over()
     assert watched.heard == []
+
+
+@pytest.mark.parametrize("kind", ["spliced", "copied"])
+@pytest.mark.parametrize("side", ["broker", "client"])
+async def test_a_side_that_resets_while_bytes_wait_for_it_is_to_blame(
+    place: Place, narrow_lane: Lane, kind: str, side: str
+) -> None:
+    """The error may come from a send to it, before any from a receive."""
+    watched = Watched(await place.forwarder(), narrow_lane)
+    await watched.begin(kind)
+    client, broker = narrow_lane.client, narrow_lane.broker
+    far, sender = (broker, client) if side == "broker" else (client, broker)
+    await fill(sender)
+    [relay] = watched.it.relays.live
+    direction = relay.to_broker if side == "broker" else relay.to_client
+    assert direction.held_bytes
+    reset(far)
+    await until(lambda: relay.to_broker.done or relay.to_client.done)
+    reset(sender)
+    await watched.is_over()
+    assert watched.heard == ([BROKEN_OFF] if side == "broker" else [])
