@@ -100,8 +100,8 @@ class ForwarderService:
         self._auth = context.new_rpc_pool(Role.AUTH)
         self._lookup = context.new_rpc_pool(Role.LOOKUP)
         use_kernel_tls(context.config.relay.kernel_tls)  # before any context is made
-        self._relay_outcomes = RelayOutcomes(self._lookup)
-        self._workers = self._worker_clients(context.config)
+        self._outcomes = RelayOutcomes(self._lookup)
+        self._workers = WorkerClients(context.config, self._auth, self._lookup, context.nursery, self._outcomes)
         self._transports = listener_transports(context.config)
         self._deadlines = Deadlines()
         self._denied = DeniedCredentials(context.config)
@@ -134,13 +134,6 @@ class ForwarderService:
         self._relay_places: dict[int, Place] = {}
         self._passed: PassedConnections | None = None
 
-    def _worker_clients(self, config: Config) -> WorkerClients:
-        """Return the workers' clients under these settings. Raises ConfigError."""
-        workers = WorkerClients(config, self._auth, self._lookup, self._context.nursery)
-        if config.brokers.ejection_by_relays:
-            workers.broker_links.outcomes = self._relay_outcomes
-        return workers
-
     @property
     def _connections(self) -> int:
         """Return the number of clients' connections in this process, without those that its predecessors still have."""
@@ -168,7 +161,7 @@ class ForwarderService:
         nursery.start_soon(self._auth.run)
         nursery.start_soon(self._lookup.run)
         nursery.start_soon(self._deadlines.run)
-        nursery.start_soon(self._relay_outcomes.run)
+        nursery.start_soon(self._outcomes.run)
         await self._start_relays()
         nursery.start_soon(self._serve)
         nursery.start_soon(self._denied.watch, self._deny_credentials)
@@ -289,7 +282,8 @@ class ForwarderService:
         if self._accepting.cancel_called:  # even if the rest cannot be used: the ends of its sessions are enforced
             self._relays.enforcement.configure(config)
         use_kernel_tls(config.relay.kernel_tls)  # may raise
-        workers = self._worker_clients(config)  # may raise
+        nursery = self._context.nursery
+        workers = WorkerClients(config, self._auth, self._lookup, nursery, self._outcomes)  # may raise
         denied = self._denied.read_file(config)  # may raise
         self._audit.configure(config)  # may raise
         if not self._accepting.cancel_called:

@@ -1039,7 +1039,7 @@ async def test_outcomes_of_relays_are_counted_only_if_the_setting_asks_for_it(se
     """One object counts them across reloads; its windows are judged from the start on."""
     served = await serve()
     service, on = served.service, make_config(brokers={"ejection_by_relays": True})
-    outcomes = service._relay_outcomes
+    outcomes = service._outcomes
     assert service._workers.broker_links.outcomes is None
     await service.configure(on)
     assert service._workers.broker_links.outcomes is outcomes

@@ -89,7 +89,7 @@ async def test_two_owners_are_too_few_however_many_relays_they_have() -> None:
     assert counted.judged() == []
 
 
-async def test_hostile_owners_among_as_many_good_ones_and_one_more_eject_nobody() -> None:
+async def test_hostile_owners_among_as_many_good_ones_and_one_more_eject_no_broker() -> None:
     counted = Counted()
     counted.reset(*["x", "y", "z"] * 100)
     counted.good("a", "b", "c", "d")
@@ -114,7 +114,7 @@ async def test_hostile_owners_who_are_the_first_of_a_window_must_wait_for_the_ot
     assert counted.judged() == []
 
 
-async def test_windows_are_judged_one_after_the_other(
+async def test_each_window_is_evaluated_by_itself(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     counted = Counted()
