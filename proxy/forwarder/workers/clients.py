@@ -43,8 +43,8 @@ _PROFILE_LIFETIME_S = 1.0
 class WorkerClients:
     """Calls to the auth and lookup workers, as connections need them.
 
-    The constructor raises ConfigError where certificates are unusable. ``outcomes``: where those of relays are recorded,
-    if the settings ask for it.
+    The constructor raises ConfigError where certificates are unusable. ``outcomes``: where outcomes of relays are
+    recorded, if the settings ask for it.
     """
 
     def __init__(
