@@ -30,6 +30,7 @@ from proto.rpc_pb2 import (
     EnvelopeResponse,
     Method,
     Principal,
+    ReportOutlierRequest,
     ResolveTargetRequest,
     ResolveTargetResponse,
     Status,
@@ -133,6 +134,7 @@ class LookupService:
             Method.ENVELOPE: StreamingHandler(self._handle_envelope, unauthorized_response=_NOT_A_FORWARDER),
             Method.RESOLVE_TARGET: EagerHandler(self._resolve_target),
             Method.BROKER_PROFILE: EagerHandler(self._broker_profile),
+            Method.REPORT_OUTLIER: EagerHandler(self._report_outlier),
         }
 
     async def start(self) -> None:
@@ -311,6 +313,10 @@ class LookupService:
         if request.server_name:
             return [await self._rules.check_server_name(request.target, owner)]
         return [await self._rules.check_target(request.target, owner)]
+
+    async def _report_outlier(self, data: bytes, _caller: Caller) -> bytes:
+        self._brokers.outliers.eject_reported(ReportOutlierRequest.FromString(data))
+        return b""
 
     async def _broker_profile(self, _data: bytes, _caller: Caller) -> bytes:
         response = BrokerProfileResponse()

@@ -26,6 +26,7 @@ MAY_CALL: Mapping[int, frozenset[Role]] = MappingProxyType(
         Method.ENVELOPE: frozenset({Role.FORWARDER}),
         Method.RESOLVE_TARGET: frozenset({Role.FORWARDER, Role.HTTP}),
         Method.BROKER_PROFILE: frozenset({Role.FORWARDER}),
+        Method.REPORT_OUTLIER: frozenset({Role.FORWARDER}),
         Method.START: frozenset({Role.SUPERVISOR}),
         Method.SET_PEERS: frozenset({Role.SUPERVISOR}),
         Method.CONFIGURE: frozenset({Role.SUPERVISOR}),

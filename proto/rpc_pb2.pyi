@@ -15,6 +15,7 @@ class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENVELOPE: _ClassVar[Method]
     RESOLVE_TARGET: _ClassVar[Method]
     BROKER_PROFILE: _ClassVar[Method]
+    REPORT_OUTLIER: _ClassVar[Method]
     SUM_CONNECTIONS: _ClassVar[Method]
     START: _ClassVar[Method]
     SET_PEERS: _ClassVar[Method]
@@ -64,6 +65,7 @@ BROKER_CREDENTIALS: Method
 ENVELOPE: Method
 RESOLVE_TARGET: Method
 BROKER_PROFILE: Method
+REPORT_OUTLIER: Method
 SUM_CONNECTIONS: Method
 START: Method
 SET_PEERS: Method
@@ -315,6 +317,22 @@ class BrokerProfileResponse(_message.Message):
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     connected: bytes
     def __init__(self, connected: _Optional[bytes] = ...) -> None: ...
+
+class ReportOutlierRequest(_message.Message):
+    __slots__ = ("addresses", "port", "owners", "owners_failing", "last_error", "window_ms")
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FAILING_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_MS_FIELD_NUMBER: _ClassVar[int]
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    port: int
+    owners: int
+    owners_failing: int
+    last_error: str
+    window_ms: int
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., port: _Optional[int] = ..., owners: _Optional[int] = ..., owners_failing: _Optional[int] = ..., last_error: _Optional[str] = ..., window_ms: _Optional[int] = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("pid", "role")

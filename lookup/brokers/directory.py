@@ -4,7 +4,7 @@ A broker is ejected once it failed ``ejection_failures`` times with no answer in
 returns when its time is over, or when a probe shows that it answers; unless it failed in a way that a probe (a PING
 before any handshake) cannot see. The first failure then ejects it again, for twice as long, until it answers a lookup.
 Ejected brokers are asked last; where all are ejected, it is as if none was: to ask a broker that may be down is better
-than to ask none.
+than to ask none. Outliers, to which relays fail, are ejected by lookup.brokers.outliers.
 """
 
 import math
@@ -22,6 +22,7 @@ from lookup.brokers.credential_checks import CredentialChecks, LogIn
 from lookup.brokers.discovery import BrokerDiscovery, CredentialVerdict, Endpoint
 from lookup.brokers.names import BrokerNames
 from lookup.brokers.original_data import CHECKED, IGNORED, UNKNOWN, agreed, verdict_name
+from lookup.brokers.outliers import OutlierEjection, ejection_s
 from lookup.brokers.port_pairs import PortPairs
 from lookup.brokers.probe import probe
 from lookup.metrics import BrokerMetrics
@@ -81,6 +82,9 @@ class BrokerDirectory:
         self.port_pairs: PortPairs = PortPairs(self._config, None if before is None else before.port_pairs)
         known: BrokerDiscovery | None = None if before is None else before.discovery
         self.discovery: BrokerDiscovery = BrokerDiscovery(url, resolver, known)
+        self.outliers: OutlierEjection = OutlierEjection(
+            self._config, self.discovery, metrics, self._label, self._update_choices
+        )
         interval_ms = self._config.login_interval_ms
         self.credential_checks: CredentialChecks | None = None
         if log_in is not None and interval_ms:
@@ -187,7 +191,7 @@ class BrokerDirectory:
         if health.failures or health.ejections:
             health.failures = health.ejections = 0
             health.visible_to_probes = True
-            if health.ejected and health.reachable is not False:
+            if health.ejected and health.reachable is not False and not health.outlier_reason:
                 self._readmit(broker, "it answered")
                 self._update_choices()
 
@@ -213,8 +217,7 @@ class BrokerDirectory:
 
     def _eject(self, endpoint: Endpoint, reason: str) -> None:
         health = endpoint.health
-        longest_s = seconds(self._config.ejection_time_max_ms)
-        pause_s = min(seconds(self._config.ejection_time_ms) * 2.0 ** min(health.ejections, 32), longest_s)
+        pause_s = ejection_s(self._config, health.ejections)
         health.ejected = True
         health.ejected_until = trio.current_time() + pause_s
         health.ejections += 1
@@ -229,6 +232,7 @@ class BrokerDirectory:
 
     def _readmit(self, endpoint: Endpoint, reason: str) -> None:
         endpoint.health.ejected = False
+        endpoint.health.outlier_reason = ""
         endpoint.health.ejected_until = -math.inf
         get_logger().info("a broker is no longer ejected", broker=self._label(endpoint), reason=reason)
 
@@ -263,7 +267,7 @@ class BrokerDirectory:
                 self._eject(endpoint, "probe")
             next_look_s = 2 * seconds(self._config.probe_interval_ms) + seconds(self._config.handshake_timeout_ms)
             health.ejected_until = max(health.ejected_until, trio.current_time() + next_look_s)
-        elif was_ejected and health.visible_to_probes:
+        elif was_ejected and health.visible_to_probes and not health.outlier_reason:
             self._readmit(endpoint, "it answers")
         if (health.reachable, health.ejected) != (before, was_ejected):
             self._update_choices()
@@ -352,7 +356,8 @@ class BrokerDirectory:
         return sorted([*known, *unknown], key=lambda entry: str(entry["broker"]))
 
     def _credentials_status(self, endpoint: Endpoint) -> dict[str, object]:
-        detail = endpoint.health.detail
+        health = endpoint.health
+        detail = f"{health.detail}; {health.outlier_reason}" if health.outlier_reason else health.detail
         if self.credential_checks is None:
             return {"detail": detail}
         state = self.credential_checks.status_of(endpoint)

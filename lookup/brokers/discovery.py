@@ -54,6 +54,11 @@ class BrokerHealth:
     ejected: bool = False
     ejected_until: float = -math.inf
     visible_to_probes: bool = True
+    outlier_reason: str = ""
+    """Why it is ejected by relays' failures; empty: it is not."""
+    outlier_ejections: int = 0
+    outlier_until: float = -math.inf
+    """When its last ejection by relays' failures ends, or has ended."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -70,6 +70,8 @@ def validate_config(config: Config) -> Config:
     _check_port_pairs(config.brokers)
     if config.brokers.ejection_time_max_ms < config.brokers.ejection_time_ms:
         raise ConfigError("brokers.ejection_time_max_ms: shorter than brokers.ejection_time_ms")
+    if config.brokers.ejection_by_relays and config.brokers.through_proxy:
+        raise ConfigError("brokers.ejection_by_relays: not with brokers.through_proxy, whose relays are other brokers'")
     _check_tls(config)
     _check_sni(config)
     _check_credentials(config.brokers)

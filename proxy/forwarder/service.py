@@ -45,6 +45,7 @@ from proxy.forwarder.relay.manager import RelayCallbacks, RelayManager, RelayOpt
 from proxy.forwarder.relay.sockets import ip_of, tune_listener
 from proxy.forwarder.workers.authentication import ClientEndpoint
 from proxy.forwarder.workers.clients import WorkerClients
+from proxy.forwarder.workers.relay_outcomes import RelayOutcomes
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.tasks import InFlightCounter, seconds
@@ -99,7 +100,8 @@ class ForwarderService:
         self._auth = context.new_rpc_pool(Role.AUTH)
         self._lookup = context.new_rpc_pool(Role.LOOKUP)
         use_kernel_tls(context.config.relay.kernel_tls)  # before any context is made
-        self._workers = WorkerClients(context.config, self._auth, self._lookup, context.nursery)
+        self._outcomes = RelayOutcomes(self._lookup)
+        self._workers = WorkerClients(context.config, self._auth, self._lookup, context.nursery, self._outcomes)
         self._transports = listener_transports(context.config)
         self._deadlines = Deadlines()
         self._denied = DeniedCredentials(context.config)
@@ -159,6 +161,7 @@ class ForwarderService:
         nursery.start_soon(self._auth.run)
         nursery.start_soon(self._lookup.run)
         nursery.start_soon(self._deadlines.run)
+        nursery.start_soon(self._outcomes.run)
         await self._start_relays()
         nursery.start_soon(self._serve)
         nursery.start_soon(self._denied.watch, self._deny_credentials)
@@ -279,7 +282,8 @@ class ForwarderService:
         if self._accepting.cancel_called:  # even if the rest cannot be used: the ends of its sessions are enforced
             self._relays.enforcement.configure(config)
         use_kernel_tls(config.relay.kernel_tls)  # may raise
-        workers = WorkerClients(config, self._auth, self._lookup, self._context.nursery)  # may raise
+        nursery = self._context.nursery
+        workers = WorkerClients(config, self._auth, self._lookup, nursery, self._outcomes)  # may raise
         denied = self._denied.read_file(config)  # may raise
         self._audit.configure(config)  # may raise
         if not self._accepting.cancel_called:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,15 +22,18 @@ from .lab.fakes import (
     FakeBroker,
     LookupBroker,
     Recorder,
+    connected,
     connected_with_4_mib,
     hangs_up,
+    receive_command,
     refuses,
     silent,
     talks_nonsense,
 )
 from .lab.programs import Program
 from .lab.schema import LOOKUP_CONNECT, LOOKUP_FAILED, LOOKUP_REDIRECT, Command
-from .lab.wire import WireClient
+from .lab.waiting import eventually
+from .lab.wire import Ended, WireClient, frame
 from .lab.witness import others_unharmed
 
 TOPIC = "persistent://public/default/failing"
@@ -103,6 +109,59 @@ def test_a_client_that_takes_any_broker_gets_one_that_is_up(broker: Standalone) 
         with WireClient(cluster.port) as client:
             assert client.connect().type == BaseCommand.CONNECTED
             assert client.producer(TOPIC).type == BaseCommand.ERROR
+
+
+EJECTIONS = "pulsar_proxy_broker_ejections_total"
+
+
+def resets_relays(connection: socket.socket) -> None:
+    """Answers probes and CONNECT like a broker that is well, then breaks off at the first word of a relay's client."""
+    if receive_command(connection).type == BaseCommand.PING:
+        connection.sendall(frame(BaseCommand.PONG, pong={}))
+        return
+    connection.sendall(connected())
+    connection.recv(1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def gets_a_producer(cluster: ProxyCluster, source: str) -> bool:
+    """Whether a client that takes any broker can produce, at its first try."""
+    with WireClient(cluster.port, source=source) as client:
+        assert client.connect(proxy_to_broker_url="").type == BaseCommand.CONNECTED
+        try:
+            return bool(client.producer(TOPIC).type == BaseCommand.PRODUCER_SUCCESS)
+        except (Ended, ConnectionError):
+            return False
+
+
+def test_clients_move_from_a_broker_that_resets_their_relays_to_the_other(broker: Standalone) -> None:
+    """Probes find nothing wrong with it. Two clients, however often they come, eject nobody; three do."""
+    sources = [f"127.0.0.{number}" for number in (11, 12, 13)]
+    with FakeBroker(resets_relays, host="127.0.0.2") as resetting:
+        urls = f"pulsar://127.0.0.2:{resetting.port},localhost:{broker.broker_port}"
+        brokers = {"service_url": urls, "ejection_by_relays": True, "ejection_time_ms": 60_000}
+        with running(ProxyCluster({"cluster": {"forwarders": 1}, "brokers": brokers})) as cluster:
+
+            def is_ejected_by(clients: list[str]) -> bool:
+                found = [gets_a_producer(cluster, source) for _ in range(2) for source in clients]
+                return cluster.metrics().total(EJECTIONS, reason="relays") > 0 and all(found)
+
+            until = time.monotonic() + 12  # longer than a window
+            while time.monotonic() < until:
+                assert not is_ejected_by(sources[:2])
+            eventually(lambda: is_ejected_by(sources), what="the broker is ejected, and nobody is sent to it")
+            visitors = resetting.visitors
+            assert all(gets_a_producer(cluster, source) for _ in range(4) for source in sources)
+            assert resetting.visitors - visitors <= 12, "probes alone"
+            [status] = [one for one in broker_status(cluster) if one["broker"].startswith("127.0.0.2")]
+            assert status["reachable"]
+            assert "relays of 3 of 3 owners fail: the broker broke off the relay" in status["detail"]
+
+
+def broker_status(cluster: ProxyCluster) -> list[dict[str, Any]]:
+    """What /status says of all brokers."""
+    [found] = [worker["brokers"] for worker in cluster.status()["workers"] if worker["role"] == "lookup"][:1]
+    return list(found)
 
 
 DENIED = {

@@ -44,6 +44,7 @@ from proto.rpc_pb2 import (
     EnvelopeResponse,
     Method,
     Principal,
+    ReportOutlierRequest,
     ResolveTargetRequest,
     ResolveTargetResponse,
     Status,
@@ -1165,3 +1166,17 @@ async def test_a_reload_that_fails_leaves_everything_as_it_was(serve: Serve, bro
         await served.configure(brokers={"service_url": "pulsar+ssl://b1:6650", "tls": {"trust": "/nowhere"}})
     await served.answer()
     assert len(broker.connects) == 1, "the connection is still the same one"
+
+
+# ---- outliers
+
+
+@pytest.mark.parametrize("asked_for", [True, False])
+async def test_a_forwarders_report_ejects_an_outlier_if_the_setting_asks_for_it(
+    serve: Serve, *, asked_for: bool
+) -> None:
+    served = serve(brokers={"service_url": "pulsar://10.0.0.1,10.0.0.2", "ejection_by_relays": asked_for})
+    report = ReportOutlierRequest(addresses=["10.0.0.1"], port=6650, owners=3, owners_failing=3)
+    handler: Any = served.service.handlers()[Method.REPORT_OUTLIER]
+    assert await carry_out(handler, report.SerializeToString(), FORWARDER) == b""
+    assert (served.value("pulsar_proxy_broker_ejections_total", reason="relays") or 0) == int(asked_for)

@@ -13,6 +13,7 @@ MATRIX: dict[int, set[str]] = {
     10: {"forwarder"},  # ENVELOPE
     11: {"forwarder", "http"},  # RESOLVE_TARGET
     12: {"forwarder"},  # BROKER_PROFILE
+    13: {"forwarder"},  # REPORT_OUTLIER
     19: {"supervisor"},  # SUM_CONNECTIONS
     20: {"supervisor"},  # START
     21: {"supervisor"},  # SET_PEERS

@@ -129,6 +129,9 @@ class Brokers(Strict, frozen=True):
     ejection_time_ms: duration of an ejection, unless a probe shows that the broker is back; it doubles each time until
         the broker answers a lookup again
     ejection_time_max_ms: longest duration of an ejection
+    ejection_by_relays: whether a broker of `service_url` is ejected, too, if relays to it fail
+        ([how, and what clients can do with it](security.md#brokers-ejected-by-relays-failures)); not with
+        `through_proxy`
     pooled_connections_max: connections for lookups that one lookup worker may hold; there is one for each pair of
         broker and principal, or credentials where a client's own are forwarded. Beside them there may be a quarter as
         many for requests that have lost a connection: these are sent again apart from all others; and for each of them
@@ -158,6 +161,7 @@ class Brokers(Strict, frozen=True):
     ejection_failures: Positive = 3
     ejection_time_ms: Positive = 5_000
     ejection_time_max_ms: Positive = 60_000
+    ejection_by_relays: bool = False
     pooled_connections_max: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
     pooled_connections_per_principal_max: Positive = 64
     idle_connection_timeout_ms: Positive = 60_000

@@ -275,6 +275,7 @@ class Handshake:
             first_to_broker=first_to_broker,
             first_to_client=link.connected.frame.encode() + link.connected.trailing_data,
             session=session,
+            on_broker_end=link.on_broker_end,
         )
 
     async def close_link(self) -> None:

@@ -223,6 +223,7 @@ class RelayManager(Collector):
                 first_to_client=start.first_to_client,
                 session=session,
             )
+            relay.on_broker_end = start.on_broker_end
             self._engine.set_owner(relay)
             if session is not None:
                 self._framed_copy_pump.follow_relay(relay, session)
@@ -565,6 +566,7 @@ class _Starting:
     ) -> None:
         sockets = client.socket.fileno(), broker.socket.fileno()
         self.relay = new_spliced_relay(start.stored, *sockets, seconds(start.config.half_close_timeout_ms), session)
+        self.relay.on_broker_end = start.on_broker_end
         self.is_done = False
         self._starter = starter
         self._start = start

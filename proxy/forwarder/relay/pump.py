@@ -101,7 +101,9 @@ class Pump(ABC):
 
     def on_sink_broken(self, direction: Direction) -> None:
         """End a direction of which the sink's peer has gone: nothing that is sent there arrives any more."""
-        direction.relay.broken = True
+        relay = direction.relay
+        relay.broken = True
+        relay.note_end(of_broker=direction is relay.to_broker)
         self.discard_in_flight(direction)
         # The same socket is the opposite direction's source: it will find its end there, after what was sent before.
         self.end_direction(direction)
@@ -110,12 +112,14 @@ class Pump(ABC):
 
     def end_direction(self, direction: Direction) -> None:
         """Shut down the sink's writing side; finish the relay if the opposite direction has ended, too."""
+        relay = direction.relay
+        relay.note_end(of_broker=direction is relay.to_client)
         direction.done = True
         direction.shut_down_sink()
         if direction.opposite.done:
-            self._finish(direction.relay)
+            self._finish(relay)
         else:
-            self.start_idle_timeout(direction.relay)
+            self.start_idle_timeout(relay)
 
     def start_idle_timeout(self, relay: Relay) -> None:
         """From now on, end the relay when no byte has moved for its half-close timeout (the engine checks it)."""

@@ -42,7 +42,7 @@ class RelayStart:
     ``stored``: the record that the fd store keeps of it; the relay's id is written into it.
     ``first_to_broker``: what was read from the client beyond its handshake, from the beginning of a frame on.
     ``first_to_client``: what was read from the broker, CONNECTED included, which no other byte may precede.
-    ``session``: None for a relay that does not look at frames.
+    ``session``: None for a relay that does not look at frames. ``on_broker_end``: see Relay.note_end.
     """
 
     client: trio.abc.HalfCloseableStream
@@ -52,6 +52,7 @@ class RelayStart:
     first_to_broker: bytes = b""
     first_to_client: bytes = b""
     session: SessionTerms | None = None
+    on_broker_end: Callable[[str], None] | None = None
 
 
 class Turns:
@@ -164,6 +165,7 @@ class Relay(ABC):
         "engine",
         "half_close_timeout_s",
         "handed_over",
+        "on_broker_end",
         "record",
         "session",
         "to_broker",
@@ -185,6 +187,7 @@ class Relay(ABC):
         self.session = session
         self.half_close_timeout_s = half_close_timeout_s
         self.broken = self.handed_over = False
+        self.on_broker_end: Callable[[str], None] | None = None
         self.close_reason = CloseReason.NOT_CLOSING
         self.connect(to_broker, to_client)
 
@@ -198,6 +201,15 @@ class Relay(ABC):
     def is_over(self) -> bool:
         """Whether both directions have ended."""
         return self.to_broker.done and self.to_client.done
+
+    def note_end(self, *, of_broker: bool) -> None:
+        """Note which side has ended, or failed; call ``on_broker_end``, once, with how, if the broker's was the first
+        and the proxy does not close the relay.
+        """
+        on_broker_end, self.on_broker_end = self.on_broker_end, None
+        is_closing = self.close_reason or (self.session is not None and self.session.close_reason)
+        if on_broker_end is not None and of_broker and not is_closing:
+            on_broker_end("the broker broke off the relay" if self.broken else "the broker closed the relay")
 
     def close(self, why: CloseReason) -> None:
         """Begin to close gently; a blind relay as soon as the broker has answered what it was sent."""

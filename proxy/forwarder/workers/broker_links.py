@@ -23,6 +23,8 @@ from proxy.config.binds import listener_binds
 from proxy.config.sni import tls_port
 from proxy.config.types import Config
 from proxy.forwarder.workers.authentication import ClientIdentity
+from proxy.forwarder.workers.relay_outcomes import OnBrokerEnd, RelayOutcomes
+from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.broker_link import (
@@ -115,7 +117,10 @@ def _put_first(addresses: MutableSequence[str], stream: trio.abc.Stream) -> None
 
 
 class BrokerLinks:
-    """Opens links to brokers. The constructor raises ConfigError where certificates are unusable."""
+    """Opens links to brokers. The constructor raises ConfigError where certificates are unusable.
+
+    ``outcomes``: where the outcome of each link and its relay is recorded; None: nowhere.
+    """
 
     def __init__(self, config: Config, auth: RpcPool, lookup: RpcPool, nursery: trio.Nursery) -> None:
         self.config = config
@@ -126,6 +131,7 @@ class BrokerLinks:
         self._auth = auth
         self._lookup = lookup
         self._known: dict[_Bound, tuple[float, ResolveTargetResponse]] = {}
+        self.outcomes: RelayOutcomes | None = None
 
     # ---- a target
 
@@ -201,6 +207,18 @@ class BrokerLinks:
         )
         return explain_refusal(failed, target.original_data, shown)
 
+    def record_link(self, asked: BrokerRequest, target: Target) -> OnBrokerEnd | None:
+        """Record that a broker has accepted a relay; return what is to be called when the broker ends it."""
+        return None if self.outcomes is None else self.outcomes.record_link(target, self._owner_of(asked))
+
+    def record_failure(self, asked: BrokerRequest, target: Target, failed: BrokerLinkFailed) -> None:
+        """Record that a broker has taken no relay."""
+        if self.outcomes is not None:
+            self.outcomes.record_failure(target, self._owner_of(asked), failed)
+
+    def _owner_of(self, asked: BrokerRequest) -> str:
+        return owner_of(asked.identity.role, asked.client_address, self.config.authentication.anonymous_role)
+
     async def open_link(self, asked: BrokerRequest) -> BrokerLink:
         """Connect a relay to the broker that CONNECT names, or to any broker where the name is empty.
 
@@ -219,7 +237,10 @@ class BrokerLinks:
         _put_first(target.addresses, link.stream)
         self._remember_target(asked, target)
         answers = bool(self.answers_challenges(asked, opened, credentials))
-        return replace(link, answers_challenges=answers, original_data=opened.original_data)
+        on_broker_end = self.record_link(asked, opened)
+        return replace(
+            link, answers_challenges=answers, original_data=opened.original_data, on_broker_end=on_broker_end
+        )
 
     async def _resolve_target(self, request: ResolveTargetRequest) -> ResolveTargetResponse:
         """Have a lookup worker check a target. Raises TargetRefused, RpcError."""
@@ -294,6 +315,7 @@ class BrokerLinks:
                     announcement=asked.announcement,
                 )
             except BrokerLinkFailed as failed:
+                self.record_failure(asked, target, failed)
                 not_now = failed.reason == "refused" and failed.code in RETRYABLE_REFUSALS
                 if is_last or not (not_now or failed.reason in REASONS_TO_TRY_ANOTHER_BROKER):
                     raise self.explain_failure(asked, target, failed) from None

@@ -459,4 +459,10 @@ class BrokerOpening(_Opening[BrokerLink]):
         stream = self._tls or TcpStream(sock)
         answers = bool(self._links.answers_challenges(self._asked, self._target, self._credentials))
         original_data = self._target.original_data
-        self._finish(BrokerLink(self._broker, stream, connected, answers, original_data))
+        on_broker_end = self._links.record_link(self._asked, self._target)
+        self._finish(BrokerLink(self._broker, stream, connected, answers, original_data, on_broker_end))
+
+    def _finish(self, outcome: Outcome) -> None:
+        if isinstance(outcome, BrokerLinkFailed):
+            self._links.record_failure(self._asked, self._target, outcome)
+        super()._finish(outcome)

@@ -23,6 +23,7 @@ from proxy.forwarder.workers.authentication import (
     ExchangeSettings,
 )
 from proxy.forwarder.workers.broker_links import BrokerLinks
+from proxy.forwarder.workers.relay_outcomes import RelayOutcomes
 from proxy.runtime.fairness.byte_budget import ByteBudget
 from proxy.runtime.fairness.fair_capacity import FairCapacity
 from proxy.runtime.loop.tasks import seconds
@@ -42,10 +43,18 @@ _PROFILE_LIFETIME_S = 1.0
 class WorkerClients:
     """Calls to the auth and lookup workers, as connections need them.
 
-    The constructor raises ConfigError where certificates are unusable.
+    The constructor raises ConfigError where certificates are unusable. ``outcomes``: where outcomes of relays are
+    recorded, if the settings ask for it.
     """
 
-    def __init__(self, config: Config, auth: RpcPool, lookup: RpcPool, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        config: Config,
+        auth: RpcPool,
+        lookup: RpcPool,
+        nursery: trio.Nursery,
+        outcomes: RelayOutcomes | None = None,
+    ) -> None:
         self.config = config
         self.answer_timeout_s = seconds(config.limits.lookup_timeout_ms) + _ANSWER_GRACE_S
         """Timeout of an Envelope's answers, in seconds."""
@@ -55,6 +64,8 @@ class WorkerClients:
         self.budget = ByteBudget(config.limits.max_lookup_bytes)
         """Budget for everything else that is held for clients before the relay."""
         self.broker_links = BrokerLinks(config, auth, lookup, nursery)
+        if config.brokers.ejection_by_relays:
+            self.broker_links.outcomes = outcomes
         self._exchange_settings = ExchangeSettings(
             timeout_s=seconds(config.limits.handshake_timeout_ms),
             forwards_credentials=config.brokers.forward_authorization_credentials,

@@ -51,7 +51,8 @@ class BrokerLink:
     """A connection on which the broker has sent Connected; ``connected.rest`` holds the bytes that followed it.
 
     ``answers_challenges``: the CONNECT announced that the proxy answers when the broker asks for fresh credentials.
-    ``original_data``: whether the broker checks clients' own credentials, as far as it is known.
+    ``original_data``: whether the broker checks clients' own credentials, as far as it is known. ``on_broker_end``: to
+    be called when the broker ends the relay that the link is for (proxy.forwarder.workers.relay_outcomes).
     """
 
     broker: HostPort
@@ -59,6 +60,7 @@ class BrokerLink:
     connected: Connected
     answers_challenges: bool = False
     original_data: OriginalData = OriginalData.ORIGINAL_DATA_UNKNOWN
+    on_broker_end: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

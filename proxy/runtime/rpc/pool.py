@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 import trio
+from google.protobuf.message import Message
 
 from proxy.runtime.rpc.client import RpcClient
 
@@ -26,6 +27,11 @@ class RpcPool:
         start = next(self._round_robin) % len(self._clients)
         rotated = [*self._clients[start:], *self._clients[:start]]
         return min(rotated, key=_rank)
+
+    def notify_all(self, method: int, request: Message, *, timeout_s: float) -> None:
+        """Send a call to each worker and ignore the replies. A worker without a connection is left out."""
+        for client in self._clients:
+            client.send_notification(method, request, timeout_s=timeout_s)
 
     async def run(self) -> None:
         """Keep all connections until cancelled."""

@@ -140,6 +140,7 @@ BAD: list[tuple[str, Tables]] = [
     ("brokers.service_url", {"brokers": {"service_url": "pulsar+ssl://"}}),
     ("brokers.service_url", {"brokers": {"service_url": "pulsar+srv://b:6650"}}),
     ("brokers.ejection_time_max_ms", {"brokers": {"ejection_time_ms": 2000, "ejection_time_max_ms": 1999}}),
+    ("brokers.ejection_by_relays", {"brokers": {"ejection_by_relays": True, "through_proxy": True}}),
     ("brokers.allowed_addresses", {"brokers": {"allowed_addresses": ["*", "broker"]}}),
     ("brokers.port_pairs", {"brokers": {"port_pairs": [[6650, 6650]]}}),
     ("brokers.port_pairs", {"brokers": {"port_pairs": [[6650, 6651], [6660, 6651]]}}),

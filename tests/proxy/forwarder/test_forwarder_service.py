@@ -1030,3 +1030,18 @@ async def test_a_client_in_the_very_instant_of_a_drain(serve: Serve) -> None:
         assert await theirs.receive_some(1) == b""
     assert served.value("pulsar_proxy_new_connections_total") == 1
     await peer.expect_end()
+
+
+# ---- outliers
+
+
+async def test_outcomes_of_relays_are_counted_only_if_the_setting_asks_for_it(serve: Serve) -> None:
+    """One object counts them across reloads; its windows are judged from the start on."""
+    served = await serve()
+    service, on = served.service, make_config(brokers={"ejection_by_relays": True})
+    outcomes = service._outcomes
+    assert service._workers.broker_links.outcomes is None
+    await service.configure(on)
+    assert service._workers.broker_links.outcomes is outcomes
+    await service.configure(make_config())
+    assert service._workers.broker_links.outcomes is None

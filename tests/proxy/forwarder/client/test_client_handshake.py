@@ -295,8 +295,12 @@ async def test_the_relay_begins_with_what_both_sides_have_said(asked: Steps) -> 
     """Connected is the relay's first word: nothing can come before it."""
     await asked.connect_broker()
     frame = Frame(b"the CONNECTED frame")
+    ends: list[str] = []
     asked.handshake._link = BrokerLink(
-        HostPort("b0", 6650), asked.workers.broker_stream, Connected(frame, CommandConnected(), b"more")
+        HostPort("b0", 6650),
+        asked.workers.broker_stream,
+        Connected(frame, CommandConnected(), b"more"),
+        on_broker_end=ends.append,
     )
     client, about = trio.testing.memory_stream_pair()[0], StoredRelay(client_address=CLIENT)
     start = asked.handshake.relay_start(client, about, first_to_broker=b"a client in a hurry", session=None)
@@ -309,6 +313,7 @@ async def test_the_relay_begins_with_what_both_sides_have_said(asked: Steps) -> 
         first_to_broker=b"a client in a hurry",
         first_to_client=frame.encode() + b"more",
         session=None,
+        on_broker_end=ends.append,
     )
 
 

@@ -1295,3 +1295,85 @@ async def test_a_header_that_cannot_be_sent(
     [failed] = outcomes
     assert isinstance(failed, BrokerLinkFailed)
     assert failed.reason == "unreachable"
+
+
+# ---- outcomes, for outliers
+
+
+class FakeOutcomes:
+    """Notes what is recorded, by owner."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str]] = []
+
+    def record_link(self, target: Any, owner: str) -> Callable[[str], None]:
+        self.heard.append((owner, f"link to {target.port}"))
+        return lambda how: self.heard.append((owner, how))
+
+    def record_failure(self, target: Any, owner: str, failed: BrokerLinkFailed) -> None:
+        self.heard.append((owner, f"{failed.reason} at {target.port}"))
+
+
+@pytest.fixture
+def outcomes(setup: Setup) -> FakeOutcomes:
+    setup.links.outcomes = FakeOutcomes()  # type: ignore[assignment]
+    return setup.links.outcomes  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("way", ["by callback", "in a task"])
+async def test_a_link_is_recorded_for_its_owner_and_knows_whom_to_tell_of_the_brokers_end(
+    setup: Setup, outcomes: FakeOutcomes, way: str
+) -> None:
+    async def greet() -> None:
+        await (await setup.accept()).send_all(CONNECTED)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(greet)
+        if way == "by callback":
+            setup.open()
+            link = await setup.outcome()
+        else:
+            setup.lookup.answers[Method.RESOLVE_TARGET] = setup.allowed()
+            link = await setup.links.open_link(setup.request())
+    link.on_broker_end("gone")
+    assert outcomes.heard == [("principal alice", f"link to {setup.port}"), ("principal alice", "gone")]
+    await link.stream.aclose()
+
+
+@pytest.mark.parametrize("way", ["by callback", "in a task"])
+async def test_a_link_that_fails_is_recorded(setup: Setup, outcomes: FakeOutcomes, way: str) -> None:
+    async def hang_up() -> None:
+        await (await setup.accept_tcp()).aclose()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hang_up)
+        if way == "by callback":
+            setup.open()
+            assert isinstance(await setup.outcome(), BrokerLinkFailed)
+        else:
+            setup.lookup.answers[Method.RESOLVE_TARGET] = setup.allowed()
+            with pytest.raises(BrokerLinkFailed):
+                await setup.links.open_link(setup.request())
+    [(owner, what)] = outcomes.heard
+    assert owner == "principal alice"
+    assert what in {f"handshake at {setup.port}", f"tls at {setup.port}", f"unreachable at {setup.port}"}
+
+
+@WITHOUT_TLS
+async def test_the_failure_of_one_of_several_brokers_is_recorded_too(make_setup: MakeSetup) -> None:
+    setup, outcomes = make_setup(allowed_ports=[1]), FakeOutcomes()
+    setup.links.outcomes = outcomes  # type: ignore[assignment]
+    anywhere = connect(setup.target).connect
+    anywhere.proxy_to_broker_url = ""
+    here = OtherBroker(host="127.0.0.1", port=setup.port, addresses=["127.0.0.1"])
+    await setup.open_in_task(setup.allowed(port=1, others=[here]), anywhere)
+    assert outcomes.heard == [("principal alice", "unreachable at 1"), ("principal alice", f"link to {setup.port}")]
+
+
+async def test_a_link_that_a_clients_tls_names_is_not_recorded(setup: Setup, outcomes: FakeOutcomes) -> None:
+    """What is said on it is the client's own: an end says nothing of the broker."""
+    setup.listener.close()
+    setup.lookup.answers[Method.RESOLVE_TARGET] = setup.allowed(host="b0.example")
+    with pytest.raises((BrokerLinkFailed, TargetRefused)):
+        await setup.links.open_named(NAMED)
+    assert outcomes.heard == []
