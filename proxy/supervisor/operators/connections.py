@@ -31,13 +31,8 @@ class ClusterConnections:
 
     def _forwarders(self) -> dict[int, tuple[int, WorkerProcess]]:
         """Return the forwarders that can be asked, by process: the slot's number, and the worker."""
-        found: dict[int, tuple[int, WorkerProcess]] = {}
-        for slot in self._cluster.slots_of(Role.FORWARDER):
-            workers = [run.worker for run in slot.leaving_runs]
-            if slot.running_worker is not None:
-                workers.append(slot.running_worker)
-            found |= {worker.pid: (slot.index, worker) for worker in workers}
-        return found
+        slots = self._cluster.slots_of(Role.FORWARDER)
+        return {worker.pid: (slot.index, worker) for slot in slots for worker in slot.callable_workers}
 
     async def page(self, request: ConnectionsRequest, *, ends: bool) -> ConnectionsPage:
         """Return one page of one forwarder, or the forwarders. ``ends``: what matches is ended. Raises RpcRefused."""
