@@ -53,7 +53,7 @@ def check_allowed_roles(oidc: OidcAuthentication) -> None:
 
 
 def check_entries(key: str, entries: Iterable[str], beginning: str = "") -> None:
-    """Refuse an entry with a ``*`` before its end, or without the beginning. Raises ConfigError, which names the key."""
+    """Refuse an entry with a ``*`` before its end, or without the beginning. Raises ConfigError with the key."""
     for entry in entries:
         if ANY_ROLE in entry[:-1]:
             raise ConfigError(f'{key}: {quote_name(entry)} has a "{ANY_ROLE}" that is not its last character')
