@@ -21,7 +21,7 @@ from proto.frames import encode_frame
 from proto.lookup_kinds import KINDS, LookupKind, client_request_id, kind_of, strip_identity, subject_of
 from proto.pulsar_pb2 import BaseCommand
 from proto.request_rules import check_request
-from proto.varints import tag, varint
+from proto.varints import read_varint, tag, varint
 
 PROXY_ID_BYTES = 5
 PROXY_ID_MIN = 1 << 28
@@ -66,15 +66,8 @@ class LookupRequest(NamedTuple):
         """
         if self.body[0] != _SUBJECT_TAGS[self.kind]:
             return subject_of(self.to_command(), self.kind)
-        size = shift = 0
-        at = 1
-        while True:
-            byte = self.body[at]
-            size |= (byte & _ONE_BYTE_MAX) << shift
-            at += 1
-            if byte <= _ONE_BYTE_MAX:
-                return self.body[at : at + size].decode(errors="replace")
-            shift += 7
+        size, at = read_varint(self.body, 1, len(self.body))
+        return self.body[at : at + size].decode(errors="replace")
 
     def to_command(self) -> BaseCommand:
         """Return the request as a message, with request id 0."""

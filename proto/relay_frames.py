@@ -23,6 +23,7 @@ from proto.command_heads import (
     keep_alive_at,
 )
 from proto.pulsar_pb2 import BaseCommand, CommandConnected
+from proto.varints import read_varint
 
 HEADER_BYTES = 10
 """Length of both sizes, the tag of a BaseCommand's type, and the type."""
@@ -272,28 +273,15 @@ def messages_of_send(buffer: bytes | bytearray | memoryview, frame_at: int, end:
     at = frame_at + HEADER_BYTES
     if at >= end or buffer[at] != _SEND_TAG:
         return 1
-    _length, at = _varint(buffer, at + 1, end)
+    _length, at = read_varint(buffer, at + 1, end)
     while at < end:
         tag = buffer[at]
-        number, at = _varint(buffer, at + 1, end)
+        number, at = read_varint(buffer, at + 1, end)
         if tag == _NUM_MESSAGES_TAG:
             return number if 1 <= number <= _MESSAGES_MAX else 1
         if tag not in _SEND_FIELDS:
             break
     return 1
-
-
-def _varint(buffer: bytes | bytearray | memoryview, at: int, end: int) -> tuple[int, int]:
-    """Return the number at ``at`` and where it ends; 0 and ``end`` if it is cut off."""
-    value = shift = 0
-    while at < end:
-        byte = buffer[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:  # noqa: PLR2004 -- the last byte of a varint
-            return value, at
-        shift += 7
-    return 0, end
 
 
 class FrameCutter:

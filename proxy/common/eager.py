@@ -41,18 +41,10 @@ def start_eagerly(coroutine: Coroutine[Any, Any, ResultT]) -> Finished[ResultT] 
     A coroutine that waits without ``enter_task`` is ended by RuntimeError: a defect, after which Trio may resume the
     caller's task in its place.
     """
-    global _is_starting  # noqa: PLW0603 -- what enter_task asks
-    _is_starting = True
-    try:
-        suspended_by = coroutine.send(None)
-    except StopIteration as end:
-        return Finished(end.value)
-    finally:
-        _is_starting = False
-    if suspended_by is not _TASK_NEEDED:
-        coroutine.close()
-        raise RuntimeError("an eager coroutine has waited without a task")
-    return None
+    started = step_eagerly(coroutine)
+    if isinstance(started, Readable):
+        raise _waited_without_task(coroutine)
+    return started
 
 
 def step_eagerly(
@@ -74,8 +66,12 @@ def step_eagerly(
         return None
     if isinstance(suspended_by, Readable):
         return suspended_by
+    raise _waited_without_task(coroutine)
+
+
+def _waited_without_task(coroutine: Coroutine[Any, Any, Any]) -> RuntimeError:
     coroutine.close()
-    raise RuntimeError("an eager coroutine has waited without a task")
+    return RuntimeError("an eager coroutine has waited without a task")
 
 
 @types.coroutine

@@ -31,11 +31,11 @@ def check_allowed_roles(oidc: OidcAuthentication) -> None:
         if issuer not in issuers:
             meant = did_you_mean(issuer, issuers)
             raise ConfigError(f"{_KEY}: {quote_name(issuer)} is none of allowed_issuers{meant}")
-        _check_entries(_KEY, entries)
+        check_entries(_KEY, entries)
     lists = dict(oidc.allowed_roles)
     if oidc.kubernetes is not None:
         lists[KUBERNETES] = oidc.kubernetes.allowed_roles
-        _check_entries(f"{KUBERNETES}.allowed_roles", lists[KUBERNETES], SERVICE_ACCOUNT)
+        check_entries(f"{KUBERNETES}.allowed_roles", lists[KUBERNETES], SERVICE_ACCOUNT)
     missing = next((issuer for issuer in issuers if issuer not in oidc.allowed_roles), None)
     if missing is not None and (len(issuers) > 1 or oidc.kubernetes is not None):
         raise ConfigError(
@@ -52,7 +52,8 @@ def check_allowed_roles(oidc: OidcAuthentication) -> None:
             )
 
 
-def _check_entries(key: str, entries: Iterable[str], beginning: str = "") -> None:
+def check_entries(key: str, entries: Iterable[str], beginning: str = "") -> None:
+    """Refuse an entry with a ``*`` before its end, or without the beginning. Raises ConfigError with the key."""
     for entry in entries:
         if ANY_ROLE in entry[:-1]:
             raise ConfigError(f'{key}: {quote_name(entry)} has a "{ANY_ROLE}" that is not its last character')

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from proxy.common.errors import ConfigError
+from proxy.config.issuer_roles import check_entries
 from proxy.config.types import Quota
 
 _CONNECTION_LIMITS = ("max_connections", "new_connections_per_second")
@@ -19,9 +20,7 @@ def _check_quota(key: str, quota: Quota) -> None:
     limits = [limit for limit in _LIMITS if getattr(quota, limit)]
     if not limits:
         raise ConfigError(f"{key}: it limits nothing; set one of {', '.join(_LIMITS)}")
-    for pattern in quota.principals:
-        if "*" in pattern[:-1]:
-            raise ConfigError(f"{key}.principals: {pattern!r}: `*` stands at the end alone")
+    check_entries(f"{key}.principals", quota.principals)
     if (quota.by == "tenant") is not bool(quota.tenant):
         raise ConfigError(f'{key}.tenant: it belongs to by = "tenant", which needs it')
     if quota.by == "address":

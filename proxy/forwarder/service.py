@@ -298,10 +298,9 @@ class ForwarderService:
         self._workers = workers
 
     def _limit_bytes(self, config: Config) -> None:
-        limits, part = config.limits, 1 / forwarder_count(self._context.config)
-        self._relays.run_queue.limit_bytes(
-            limits.max_bytes_per_second_per_principal * part, dry_run=limits.principal_limits_dry_run
-        )
+        limits, forwarders = config.limits, forwarder_count(self._context.config)
+        bytes_per_s = limits.max_bytes_per_second_per_principal / forwarders
+        self._relays.run_queue.limit_bytes(bytes_per_s, dry_run=limits.principal_limits_dry_run)
 
     def _tune_listeners(self, config: Config) -> None:
         """Set options of the listeners' sockets, which the connections that they accept inherit."""

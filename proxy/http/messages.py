@@ -135,21 +135,15 @@ class MessageStream(Readable):
         self.unread = self.unread + data if self.unread else data
         return bool(data)
 
-    def receive_now(self, size_bytes: int = PORTION_BYTES) -> bool:
-        """Receive what is there into ``unread``, where there is no TLS; return False where that is nothing, or the end.
-
-        An end, or an error, is found again by ``receive``.
+    def receive_final_head_now(self) -> bool:
+        """Receive what is there into ``unread``, where there is no TLS; return whether ``receive_head`` now has the
+        whole head of a response that is none of 1xx. An end, or an error, is found again by ``receive``.
         """
         try:
-            data = self.transport.socket.recv(size_bytes)
+            self.unread += self.transport.socket.recv(PORTION_BYTES)
         except OSError:
             return False
-        self.unread = self.unread + data if self.unread else data
-        return bool(data)
-
-    def receive_final_head_now(self) -> bool:
-        """Do the same; return whether ``receive_head`` has the whole head of a response now that is none of 1xx."""
-        return self.receive_now() and _BLANK_LINE in self.unread and _FINAL_STATUS.match(self.unread) is not None
+        return _BLANK_LINE in self.unread and _FINAL_STATUS.match(self.unread) is not None
 
     async def receive_head(self) -> bytes:
         """Receive a head with its blank line; empty where the peer has closed before any byte of it.

@@ -140,9 +140,8 @@ class HttpConnection:
         wire.skip_empty_line()
         if wire.unread:
             self.is_idle = False
-            await (
-                trio.lowlevel.checkpoint()
-            )  # thousands of pipelined requests may be there: others have their turns, too
+            # Thousands of pipelined requests may be there: others have their turns, too.
+            await trio.lowlevel.checkpoint()
             return await self.serve_received()
         self.is_idle = True
         if self.may_be_as_before and (taskless := taskless_serving(self, wire)):
@@ -288,9 +287,8 @@ class HttpConnection:
             self._is_given_away = await exchange.run()
             return
         settings = services.settings
-        owner = (
-            owner_of(record.principal, self.client.address) if head.has_body else ""
-        )  # without one, it keeps nothing
+        # Without a body it keeps nothing.
+        owner = owner_of(record.principal, self.client.address) if head.has_body else ""
         body = RequestBody(
             self._wire,
             self._body,

@@ -126,7 +126,7 @@ class Admission:
         self.connections = 0
         self._by_address: Counter[str] = Counter()
         self._pre_auth = PreAuthConnections()
-        self.quotas = ConnectionQuotas(on_quota_exceeded)
+        self.quotas = ConnectionQuotas(counters.forwarders, self._part_of, on_quota_exceeded)
         self.shares = ConnectionShares(0, self.quotas.count)
         self._counters = counters
         self._forwarder = forwarder
@@ -155,7 +155,7 @@ class Admission:
 
     def set_quotas(self, quotas: Iterable[Quota]) -> None:
         """Enforce these quotas for connections that come from now on."""
-        self.quotas.configure(quotas, self._counters.forwarders, self._part_of, self.shares.counts())
+        self.quotas.configure(quotas, self.shares.counts())
 
     @property
     def part(self) -> int:

@@ -17,28 +17,29 @@ _RATE: Final = "new_connections_per_second"
 
 
 class ConnectionQuotas:
-    """Which owners may have one more connection, and which addresses may come again."""
+    """Which owners may have one more connection, and which addresses may come again.
 
-    def __init__(self, on_exceeded: OnExceeded) -> None:
+    ``forwarders``: how many there are; ``part_of``: this one's part of a number.
+    """
+
+    def __init__(self, forwarders: int, part_of: Callable[[int], int], on_exceeded: OnExceeded) -> None:
+        self._forwarders = forwarders
+        self._part_of = part_of
         self._on_exceeded = on_exceeded
-        self._part_of: Callable[[int], int] = int
         self._held: Counter[tuple[int, str]] = Counter()
         self._counts = QuotaRules((), _MAX_CONNECTIONS)
         self._rates = RateQuotas((), _RATE, 1, on_exceeded)
 
-    def configure(
-        self, quotas: Iterable[Quota], forwarders: int, part_of: Callable[[int], int], held: Mapping[str, int]
-    ) -> None:
-        """Enforce these from now on. ``part_of``: this forwarder's part of a number; ``held``: connections by owner.
+    def configure(self, quotas: Iterable[Quota], held: Mapping[str, int]) -> None:
+        """Enforce these from now on. ``held``: connections by owner.
 
         Rates that have not changed go on: a reload fills no bucket.
         """
         quotas = tuple(quotas)
-        self._part_of = part_of
         if quotas == self._counts.quotas:
             return
         self._counts = QuotaRules(quotas, _MAX_CONNECTIONS)
-        self._rates = RateQuotas(quotas, _RATE, forwarders, self._on_exceeded)
+        self._rates = RateQuotas(quotas, _RATE, self._forwarders, self._on_exceeded)
         self._held.clear()
         for owner, count in held.items():
             self.count(owner, count)

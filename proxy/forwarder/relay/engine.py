@@ -89,7 +89,6 @@ class RelayEngine:
     def reserve_pipe(self, direction: Direction) -> int:
         """Bind a pipe to a direction that has not started; return how many bytes it holds. Raises OSError."""
         if direction.pipe is None:
-            self.set_owner(direction.relay)
             direction.pipe = self._pool.acquire_pipe(direction.share.lane.size_bytes_max)
             self._pool.lend_pipe(direction.pipe, direction.share)
             self._table.bind_pipe(direction.row, direction.pipe.id)
@@ -101,7 +100,7 @@ class RelayEngine:
         direction.held_bytes = os.write(direction.pipe.write_end, first)
 
     def set_owner(self, relay: Relay) -> None:
-        """Let a relay count for its owner, before any of its directions is queued."""
+        """Let a relay count for its owner: once, before it gets a pipe, is queued or starts."""
         owner = self._owner_of(relay.record)
         relay.to_broker.turns = self.run_queue.turns_of(owner, TO_BROKER)
         relay.to_client.turns = self.run_queue.turns_of(owner, TO_CLIENT)
@@ -111,7 +110,6 @@ class RelayEngine:
     def start_relay(self, relay: Relay) -> None:
         """Start to relay between two connected, non-blocking sockets. Raises OSError; it has not started then."""
         pump = self._pump_of(relay)
-        self.set_owner(relay)
         relay.engine = self
         try:
             for direction in (relay.to_broker, relay.to_client):

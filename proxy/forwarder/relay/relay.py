@@ -18,8 +18,8 @@ from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.session import ExpiringSession, FrameCursor
 from proxy.forwarder.lifetime.terms import SessionTerms
-from proxy.forwarder.relay.bucket import Bucket
 from proxy.forwarder.relay.pipes import Pipe, PipeShare
+from proxy.runtime.fairness.token_buckets import TokenBucket
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.process.descriptors import adopt_socket
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT, row
@@ -78,7 +78,7 @@ class Turns:
         self.owner = owner
         self.way = way
         self.directions: deque[Direction] = deque()
-        self.bucket: Bucket | None = None
+        self.bucket: TokenBucket | None = None
         self.is_paused = self.was_paused = False
         self.dry_pause_until = 0.0
 

@@ -21,9 +21,12 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from proxy.common.logs import get_logger
-from proxy.forwarder.relay.bucket import Bucket
 from proxy.forwarder.relay.relay import Direction, Turns
+from proxy.runtime.fairness.token_buckets import TokenBucket
 from proxy.runtime.loop.tasks import ignore
+
+BURST_S = 1.0
+"""What a bucket holds, in seconds of its rate."""
 
 PAUSE_S_MIN = 0.01
 """Shorter pauses would only make portions small and wake-ups many."""
@@ -90,8 +93,8 @@ class RunQueue(Collector):
         if paused:
             self._set_timer(0.0)
 
-    def _new_bucket(self) -> Bucket | None:
-        return Bucket(self._rate, self._clock()) if self._rate else None
+    def _new_bucket(self) -> TokenBucket | None:
+        return TokenBucket(self._rate, self._rate * BURST_S, self._clock()) if self._rate else None
 
     # ---- the queue
 
@@ -135,7 +138,7 @@ class RunQueue(Collector):
         return turns_left
 
     def _pump_limited(
-        self, turns: Turns, bucket: Bucket, direction: Direction, moved: Callable[[Direction], int]
+        self, turns: Turns, bucket: TokenBucket, direction: Direction, moved: Callable[[Direction], int]
     ) -> None:
         turns.is_paused = True  # until it is known whether it goes on
         before = moved(direction)
@@ -154,13 +157,13 @@ class RunQueue(Collector):
 
     # ---- bytes a second
 
-    def _pause_after(self, turns: Turns, bucket: Bucket, size: int) -> bool:
+    def _pause_after(self, turns: Turns, bucket: TokenBucket, size: int) -> bool:
         """Charge a portion; return True if the owner's directions are paused now."""
         now = self._clock()
         if now < turns.dry_pause_until:
             return False
         self._not_full.add(turns)
-        wait_s = bucket.take(size, now)
+        wait_s = bucket.charge(size, now)
         if not wait_s:
             return False
         wait_s = max(wait_s, PAUSE_S_MIN)
@@ -187,7 +190,7 @@ class RunQueue(Collector):
         """Charge bytes that have moved without a turn: the owner's next portion pays for them."""
         if turns.bucket is not None:
             self._not_full.add(turns)
-            turns.bucket.take(size, self._clock())
+            turns.bucket.charge(size, self._clock())
 
     def _resume(self, turns: Turns) -> None:
         turns.is_paused = False
@@ -207,7 +210,9 @@ class RunQueue(Collector):
     def forget_full(self) -> None:
         """Forget the owners without a direction whose buckets are full again."""
         now = self._clock()
-        self._not_full = {turns for turns in self._not_full if turns.bucket is not None and turns.bucket.full_at > now}
+        self._not_full = {
+            turns for turns in self._not_full if turns.bucket is not None and not turns.bucket.is_full(now)
+        }
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Return Prometheus counters of the pauses."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from proxy.config.issuer_roles import fits_entry
 from proxy.config.types import Quota
 from proxy.runtime.fairness.owners import name_of_principal
 from proxy.runtime.fairness.token_buckets import NAME_CHARACTERS_MAX, TokenBucket, TokenBuckets
@@ -84,11 +85,7 @@ class QuotaRules:
 
 def _matches(patterns: Sequence[str], name: str | None) -> bool:
     """Return whether a role matches; None: there is none, so that only quotas for all apply."""
-    if not patterns:
-        return True
-    return name is not None and any(
-        name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern for pattern in patterns
-    )
+    return not patterns or (name is not None and fits_entry(name, patterns))
 
 
 def _up_to_enforced(found: Iterable[tuple[int, Quota]], subject_of: Callable[[Quota], str]) -> Iterator[AppliedQuota]:

@@ -1,4 +1,4 @@
-"""Token buckets by owner, in bounded memory: however many owners come, none gets more than its own bucket would give.
+"""Token buckets, one or by owner in bounded memory: however many owners come, none gets more than its own would give.
 
 A bucket that has refilled holds no more than a new one, so it may be forgotten; the owners that were idle for longest
 have refilled first. Where none of the known owners has, the others share a few buckets by the hash of their names: they
@@ -7,7 +7,6 @@ may be limited together, but never get a fresh bucket in place of one that they 
 
 from hashlib import blake2b
 from itertools import islice
-from math import inf
 
 OWNERS_MAX = 16_384
 SHARED_MAX = 1_024
@@ -21,13 +20,30 @@ NAME_CHARACTERS_MAX = 128
 
 
 class TokenBucket:
-    """One bucket, full at first. Times are in seconds of one clock."""
+    """One bucket, full at first, that refills up to ``capacity`` tokens. Times are in seconds of one clock."""
 
-    __slots__ = ("at", "tokens")
+    __slots__ = ("_at", "_capacity", "_rate_per_s", "tokens")
 
-    def __init__(self) -> None:
-        self.tokens = inf
-        self.at = 0.0
+    def __init__(self, rate_per_s: float, capacity: float, now: float) -> None:
+        self._rate_per_s = rate_per_s
+        self._capacity = self.tokens = capacity
+        self._at = now
+
+    def refill(self, now: float) -> None:
+        """Add the tokens that have come."""
+        self.tokens = min(self._capacity, self.tokens + (now - self._at) * self._rate_per_s)
+        self._at = now
+
+    def is_full(self, now: float) -> bool:
+        """Refill; return whether the bucket is as a new one."""
+        self.refill(now)
+        return self.tokens >= self._capacity
+
+    def charge(self, tokens: float, now: float) -> float:
+        """Refill, and take tokens, whether there are that many or not; return the seconds until none is owed."""
+        self.refill(now)
+        self.tokens -= tokens
+        return max(0.0, -self.tokens / self._rate_per_s)
 
 
 class TokenBuckets:
@@ -55,28 +71,21 @@ class TokenBuckets:
         if bucket is None:
             slot = hash(owner) % self._shared_max
             shared = self._shared.get(slot)
-            if shared is not None and not self._is_full(shared, now):
-                return self._refilled(shared, now)
+            if shared is not None and not shared.is_full(now):
+                return shared
             self._shared.pop(slot, None)
+            bucket = TokenBucket(self._rate_per_s, self._capacity, now)
             if len(self._known) >= self._owners_max and not self._forget_full(now):
-                bucket = self._shared[slot] = TokenBucket()
-                return self._refilled(bucket, now)
-            bucket = TokenBucket()
+                self._shared[slot] = bucket
+                return bucket
+        bucket.refill(now)
         self._known[owner] = bucket
-        return self._refilled(bucket, now)
+        return bucket
 
     def _forget_full(self, now: float) -> bool:
         """Forget a full bucket, of those that were idle for longest; return whether there was one."""
         for owner in islice(self._known, LOOKED_AT_MAX):
-            if self._is_full(self._known[owner], now):
+            if self._known[owner].is_full(now):
                 del self._known[owner]
                 return True
         return False
-
-    def _is_full(self, bucket: TokenBucket, now: float) -> bool:
-        return self._refilled(bucket, now).tokens >= self._capacity
-
-    def _refilled(self, bucket: TokenBucket, now: float) -> TokenBucket:
-        bucket.tokens = min(self._capacity, bucket.tokens + (now - bucket.at) * self._rate_per_s)
-        bucket.at = now
-        return bucket

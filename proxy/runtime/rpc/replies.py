@@ -11,15 +11,20 @@ import trio
 from google.protobuf.message import DecodeError, Message
 
 from proto.rpc_frames import Reply
-from proto.rpc_pb2 import ConnectionSums, Status
+from proto.rpc_pb2 import ConnectionsPage, ConnectionSums, Status
+from proto.varints import has_more_fields
 from proxy.common.logs import get_logger
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcResponseCorrupt
 
 ResponseT = TypeVar("ResponseT", bound=Message)
 
-RESPONSE_BYTES_MAX: dict[type[Message], int] = {ConnectionSums: 64 * 1024}
-"""Of responses with many small parts: a frame full of empty ones from a captured worker takes seconds to parse, and 30
+RESPONSE_BYTES_MAX: dict[type[Message], int] = {ConnectionSums: 64 * 1024, ConnectionsPage: 8 * 1024 * 1024}
+"""Of responses that are lists: a frame full of empty entries from a captured worker takes ten seconds to parse, and 80
 times its size.
+"""
+RESPONSE_FIELDS_MAX = 8_192
+"""Fields of those responses: more than the rows of a page (proxy.supervisor.operators.connections.ROWS_MAX), or the
+forwarders of the largest cluster.
 """
 
 _OK = int(Status.OK)  # the enum would look the name up at each use
@@ -98,8 +103,9 @@ def parse_whole(part: bytes, response_type: type[ResponseT], *, more: bool) -> R
     """
     if more:
         raise RpcResponseCorrupt("a part, where the whole was expected")
-    if len(part) > RESPONSE_BYTES_MAX.get(response_type, len(part)):
-        raise RpcResponseCorrupt(f"a {response_type.__name__} of {len(part)} bytes")
+    bytes_max = RESPONSE_BYTES_MAX.get(response_type)
+    if bytes_max is not None and (len(part) > bytes_max or has_more_fields(part, RESPONSE_FIELDS_MAX)):
+        raise RpcResponseCorrupt(f"a {response_type.__name__} of {len(part)} bytes is too much")
     try:
         return response_type.FromString(part)
     except DecodeError:

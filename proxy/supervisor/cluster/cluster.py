@@ -363,10 +363,8 @@ class Cluster:
         async with self._workers_lock, trio.open_nursery() as nursery:
             for slot in self.slots:
                 if slot.role in roles:
-                    for run in slot.leaving_runs:
-                        nursery.start_soon(send, slot, run.worker)
-                    if slot.running_worker is not None:
-                        nursery.start_soon(send, slot, slot.running_worker)
+                    for worker in slot.callable_workers:
+                        nursery.start_soon(send, slot, worker)
         return sorted(failed)
 
     async def take_over_files(self, stamps: Mapping[str, str]) -> list[str]:

@@ -102,6 +102,12 @@ class WorkerSlot:
         """Runs of workers that were replaced and finish their work, the oldest first."""
         return [run for run in self.runs if run.retired and run.worker is not self.worker]
 
+    @property
+    def callable_workers(self) -> list[WorkerProcess]:
+        """The workers that can be called: the slot's own, then those that were replaced and finish their work."""
+        own = self.running_worker
+        return [*([own] if own is not None else ()), *(run.worker for run in self.leaving_runs)]
+
     async def wait_for_leaving(self) -> None:
         """Wait until every replaced worker has ended."""
         for run in list(self.runs):

@@ -307,18 +307,21 @@ class FdStoreSlot:
         """Send a copy of everything to a new forwarder. Raises StoreLost where that one has ended, too."""
         self.table_fd = upgrade_table(self.table_fd)  # an upgrade may have brought it from an older program
         channel.send_now(StoreMessage(table=True, listeners=len(listeners)), (self.table_fd, *listeners))
-        for batch in batches(self.pipes.values()):
-            pipes = [StoredPipe.FromString(stored.record) for stored in batch]
-            await channel.send(StoreMessage(pipes=pipes), descriptors_of(batch))
-        for batch in batches(self.relays.values()):
-            relays = [StoredRelay.FromString(stored.record) for stored in batch]
-            await channel.send(StoreMessage(relays=relays), descriptors_of(batch))
+        for message, descriptors in self.stored_messages():
+            await channel.send(message, descriptors)
         for pid, behind in list(self.left_behind.items()):
             entries = [RelayLeftBehind(id=number, client_ip=ip) for number, ip in behind.items()]
             for first in range(0, len(entries), LEFT_BEHIND_PER_MESSAGE_MAX):
                 part = entries[first : first + LEFT_BEHIND_PER_MESSAGE_MAX]
                 await channel.send(StoreMessage(left_behind=part, predecessor_pid=pid))
         await channel.send(StoreMessage(complete=True))
+
+    def stored_messages(self) -> Iterator[tuple[StoreMessage, list[int]]]:
+        """Make the messages, with their descriptors, that store again what is stored: all pipes, then all relays."""
+        for batch in batches([*self.pipes.values()]):
+            yield StoreMessage(pipes=[StoredPipe.FromString(one.record) for one in batch]), _descriptors(batch)
+        for batch in batches([*self.relays.values()]):
+            yield StoreMessage(relays=[StoredRelay.FromString(one.record) for one in batch]), _descriptors(batch)
 
     def close_stored(self) -> None:
         """Close all stored sockets and pipes; the table stays."""
@@ -329,8 +332,7 @@ class FdStoreSlot:
         self._record_bytes = 0
 
 
-def descriptors_of(batch: Iterable[StoredFds]) -> list[int]:
-    """Return all descriptors of a batch, in the order of a message."""
+def _descriptors(batch: Iterable[StoredFds]) -> list[int]:
     return [end for stored in batch for end in (stored.first, stored.second)]
 
 

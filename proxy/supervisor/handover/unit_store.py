@@ -25,12 +25,12 @@ import msgspec
 import trio
 from google.protobuf.message import DecodeError
 
-from proto.rpc_pb2 import StoredPipe, StoredRelay, StoreMessage
+from proto.rpc_pb2 import StoreMessage
 from proxy.common.logs import get_logger
 from proxy.runtime.shared.fd_store_channel import StoreChannel, StoreLost, create_store_sockets
 from proxy.runtime.shared.relay_table import IDS_USED, upgrade_table
 from proxy.supervisor.handover.exec_handover import HandoverState
-from proxy.supervisor.handover.fd_store import FdStoreSlot, batches, descriptors_of
+from proxy.supervisor.handover.fd_store import FdStoreSlot
 from proxy.supervisor.startup.service_manager import ServiceManager
 
 FORMAT = 1
@@ -200,15 +200,14 @@ class SlotJournal:
         self._descriptors = self._queues = 0
         await self._open_queue()
         kept, self.relays_lost = True, 0
-        for batch in batches(list(stored.pipes.values())):
-            pipes = [StoredPipe.FromString(one.record) for one in batch]
-            kept &= await self._send(StoreMessage(pipes=pipes), descriptors_of(batch))
-        for batch in batches(list(stored.relays.values())):
-            fitting = batch[: (self._descriptors_max - self._descriptors) // 2]
-            relays = [StoredRelay.FromString(one.record) for one in fitting]
-            is_sent = bool(fitting) and await self._send(StoreMessage(relays=relays), descriptors_of(fitting))
-            lost = len(batch) - (len(fitting) if is_sent else 0)
-            kept = kept and not lost
+        for message, descriptors in stored.stored_messages():
+            relays = len(message.relays)
+            if relays:
+                del message.relays[(self._descriptors_max - self._descriptors) // 2 :]  # those that do not fit
+                del descriptors[2 * len(message.relays) :]
+            is_sent = bool(descriptors) and await self._send(message, descriptors)
+            lost = relays - (len(message.relays) if is_sent else 0)
+            kept = kept and is_sent and not lost
             self.relays_lost += lost
         await self._store.drop(before)
         self._queues_at_first = self._queues

@@ -1,13 +1,14 @@
 """The clients' connections of all forwarders, for operators: pages are checked and passed on, none is kept.
 
 An operator asks for the forwarders first, then each of them for page after page. What a forwarder tells is untrusted,
-since it may be compromised: a page has bounds, and the next one begins behind it.
+since it may be compromised: a page has bounds (those of its size: proxy.runtime.rpc.replies), and the next one begins
+behind it.
 """
 
 from proto.roles import Role
 from proto.rpc_pb2 import ConnectionsPage, ConnectionsRequest, ForwarderProcess, Method, Status
 from proxy.common.connection_kinds import KINDS
-from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcError, RpcResponseCorrupt
 from proxy.runtime.rpc.server import RpcRefused
 from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.processes.worker_process import WorkerProcess
@@ -17,9 +18,6 @@ PAGE_TIMEOUT_S = 20.0
 
 ROWS_MAX = 1_000
 """Connections in a page (proxy.forwarder.client.listing.SCANNED_MAX)."""
-
-PAGE_BYTES_MAX = 8 * 1024 * 1024
-"""Bytes of a page; it fits a frame to an operator."""
 
 TEXT_CHARACTERS_MAX = 4_096
 """Characters of a text in a page: a role may have 1,024, a broker's address less."""
@@ -33,13 +31,8 @@ class ClusterConnections:
 
     def _forwarders(self) -> dict[int, tuple[int, WorkerProcess]]:
         """Return the forwarders that can be asked, by process: the slot's number, and the worker."""
-        found: dict[int, tuple[int, WorkerProcess]] = {}
-        for slot in self._cluster.slots_of(Role.FORWARDER):
-            workers = [run.worker for run in slot.leaving_runs]
-            if slot.running_worker is not None:
-                workers.append(slot.running_worker)
-            found |= {worker.pid: (slot.index, worker) for worker in workers}
-        return found
+        slots = self._cluster.slots_of(Role.FORWARDER)
+        return {worker.pid: (slot.index, worker) for slot in slots for worker in slot.callable_workers}
 
     async def page(self, request: ConnectionsRequest, *, ends: bool) -> ConnectionsPage:
         """Return one page of one forwarder, or the forwarders. ``ends``: what matches is ended. Raises RpcRefused."""
@@ -57,6 +50,8 @@ class ClusterConnections:
             page = await worker.call(method, request, ConnectionsPage, timeout_s=PAGE_TIMEOUT_S)
         except RpcCallRefused as refused:
             raise RpcRefused(refused.status, refused.reason) from None
+        except RpcResponseCorrupt as error:
+            raise RpcRefused(Status.UNKNOWN_SERVER_ERROR, f"the forwarder's answer is refused: {error}") from None
         except RpcError:
             raise RpcRefused(Status.REQUEST_TIMED_OUT, "the forwarder does not answer") from None
         if fault := page_fault(page, request):
@@ -72,7 +67,7 @@ def names_some(request: ConnectionsRequest) -> bool:
 
 def page_fault(page: ConnectionsPage, request: ConnectionsRequest) -> str:
     """Say what no sound forwarder answers; empty: nothing."""
-    if len(page.connections) > ROWS_MAX or page.ByteSize() > PAGE_BYTES_MAX or page.forwarders:
+    if len(page.connections) > ROWS_MAX or page.forwarders:
         return "too much for a page"
     if page.next and page.next <= request.after:
         return "it goes backwards"

@@ -46,14 +46,10 @@ class ClusterOverview:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask_status)
-            for worker in self._forwarders():
-                nursery.start_soon(self._ask_sums, worker, sums)
+            for slot in self._cluster.slots_of(Role.FORWARDER):
+                for worker in slot.callable_workers:
+                    nursery.start_soon(self._ask_sums, worker, sums)
         return msgspec.json.encode(self._overview(status, sums))
-
-    def _forwarders(self) -> list[WorkerProcess]:
-        slots = self._cluster.slots_of(Role.FORWARDER)
-        running = [slot.running_worker for slot in slots if slot.running_worker is not None]
-        return running + [run.worker for slot in slots for run in slot.leaving_runs]
 
     @staticmethod
     async def _ask_sums(worker: WorkerProcess, sums: list[ConnectionSums]) -> None:

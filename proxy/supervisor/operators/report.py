@@ -149,12 +149,11 @@ class ClusterReport:
 
     def _answering_workers(self) -> list["_ReportedWorker"]:
         """Return the workers that can be called: of each slot its own, then replaced ones that finish their work."""
-        processes = []
-        for slot in self._cluster.slots:
-            if slot.running_worker is not None:
-                processes.append(_ReportedWorker(slot, slot.running_worker, is_leaving=False))
-            processes += [_ReportedWorker(slot, run.worker, is_leaving=True) for run in slot.leaving_runs]
-        return processes
+        return [
+            _ReportedWorker(slot, worker, is_leaving=worker is not slot.worker)
+            for slot in self._cluster.slots
+            for worker in slot.callable_workers
+        ]
 
     async def status_json(self) -> bytes:
         """Return the status of the whole cluster as JSON."""

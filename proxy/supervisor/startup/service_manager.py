@@ -11,7 +11,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -134,20 +134,20 @@ class ServiceManager:
             await self.notify("WATCHDOG=1")
             await trio.sleep(self.watchdog_s / WATCHDOG_PARTS)
 
-    def take_listeners(self, key: str, binds: Iterable[str]) -> dict[str, socket.socket]:
+    def take_listeners(self, key: str, binds: Sequence[str]) -> dict[str, socket.socket]:
         """Take the passed listeners that are meant for configured addresses, and return them by address.
 
-        One is meant for an address if it is bound to it, or named after its key, as "listener-0". Raises StartFailed
-        for one with such a name that is no listener for TCP.
+        One is meant for an address if it is bound to it, else if it is named after its key, as "listener-0": all ports
+        of a unit have the same name. Raises StartFailed for one with such a name that is no listener for TCP.
         """
         found: dict[str, socket.socket] = {}
-        for index, bind in enumerate(binds):
-            names = {f"{key}-{index}", key}
-            for one in self.passed:
-                if one[0] in names or _is_bound_to(one[1], bind):
+        for by_name in (False, True):
+            for index, bind in enumerate(binds):
+                names = {f"{key}-{index}", key}
+                meant = (one for one in self.passed if (one[0] in names if by_name else _is_bound_to(one[1], bind)))
+                if bind not in found and (one := next(meant, None)) is not None:
                     self.passed.remove(one)
                     found[bind] = _as_listener(*one)
-                    break
         return found
 
     def refuse_others(self) -> None:

@@ -144,6 +144,8 @@ async def test_a_socket_is_waited_for_by_callback_or_in_a_task() -> None:
     assert step_eagerly(late) is sock
     assert await continue_in_task(late) == (False, None)
     assert await answer(sock) == (None, None)
+    with pytest.raises(RuntimeError, match="waited without a task"):
+        start_eagerly(answer(sock))
 
 
 async def test_a_step_ends_in_a_task_an_error_or_a_defect() -> None:

@@ -336,6 +336,7 @@ class Engine:
         record = about_relay(id=self.table.allocate_relay_id(), principal=principal)
         relay = SplicedRelay(record, *sockets, half_close_s)
         self._ends[relay.record.id] = trio.Event()
+        self.real.set_owner(relay)
         for direction, first in ((relay.to_broker, to_broker), (relay.to_client, to_client)):
             if first:
                 assert self.real.reserve_pipe(direction) >= len(first)
@@ -357,6 +358,7 @@ class Engine:
             first_to_client=to_client,
         )
         self._ends[record.id] = trio.Event()
+        self.real.set_owner(relay)
         self.real.start_relay(relay)
         return relay
 

@@ -662,9 +662,9 @@ async def test_a_limit_on_bytes_counts_from_the_start_and_for_open_relays_after_
     served = await serve(**limits(8000))
     turns = served.service._relays._engine.run_queue.turns_of("principal alice", 0)
     assert turns.bucket is not None
-    assert turns.bucket.rate == 4000
+    assert turns.bucket.tokens == 4000
     await served.service.configure(make_config(**limits(2000)))
-    assert turns.bucket.rate == 1000
+    assert turns.bucket.tokens == 1000
     await served.service.configure(make_config())
     assert turns.bucket is None
 

@@ -497,6 +497,7 @@ async def test_a_relay_that_cannot_start(engine: Engine, lane: Lane) -> None:
     sockets = lane.our_client.socket.fileno(), os.open("/dev/null", os.O_RDONLY)  # which no epoll takes
     before = descriptors()
     relay = SplicedRelay(about_relay(id=engine.table.allocate_relay_id()), *sockets, 60)
+    engine.real.set_owner(relay)
     engine.real.reserve_pipe(relay.to_broker)
     with pytest.raises(PermissionError):
         engine.real.start_relay(relay)
@@ -513,6 +514,7 @@ async def test_a_relay_abandoned_before_its_start_returns_its_pipe(engine: Engin
     before = descriptors()
     sockets = lane.our_client.socket.fileno(), lane.our_broker.socket.fileno()
     relay = SplicedRelay(about_relay(id=engine.table.allocate_relay_id()), *sockets, 60)
+    engine.real.set_owner(relay)
     room = engine.real.reserve_pipe(relay.to_client)
     assert engine.real.reserve_pipe(relay.to_client) == room
     assert descriptors() == before + 2, "the same pipe is meant"

@@ -7,9 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from proxy.forwarder.relay.bucket import BURST_S
 from proxy.forwarder.relay.relay import Direction
-from proxy.forwarder.relay.turns import PAUSE_S_MIN, RunQueue
+from proxy.forwarder.relay.turns import BURST_S, PAUSE_S_MIN, RunQueue
 
 PORTION_MAX = 1 << 20
 STEPS = 3_000

@@ -21,11 +21,11 @@ from proto.rpc_pb2 import (
 from proxy.common.connection_kinds import LOOKUP
 from proxy.forwarder.client.listing import SCANNED_MAX
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
-from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcResponseCorrupt
+from proxy.runtime.rpc.replies import RESPONSE_BYTES_MAX, RESPONSE_FIELDS_MAX
 from proxy.runtime.rpc.server import RPC_FRAME_OVERHEAD_BYTES, RpcRefused
 from proxy.supervisor.cluster.slot import SlotState, WorkerSlot
 from proxy.supervisor.operators.connections import (
-    PAGE_BYTES_MAX,
     ROWS_MAX,
     TEXT_CHARACTERS_MAX,
     ClusterConnections,
@@ -103,6 +103,9 @@ async def test_a_forwarder_that_does_not_answer_or_refuses(
     workers[0].answer = RpcCallRefused(Status.UNSUPPORTED_VERSION, "LIST_CONNECTIONS is not served here")
     with pytest.raises(RpcRefused, match="not served here"):
         await connections.page(ConnectionsRequest(pid=10), ends=False)
+    workers[0].answer = RpcResponseCorrupt("a ConnectionsPage of 9 bytes is too much")
+    with pytest.raises(RpcRefused, match="answer is refused: a ConnectionsPage of 9 bytes"):
+        await connections.page(ConnectionsRequest(pid=10), ends=False)
 
 
 def text_row(text: str) -> Connection:
@@ -113,7 +116,6 @@ def text_row(text: str) -> Connection:
     ("page", "fault"),
     [
         (ConnectionsPage(connections=[ROW] * (ROWS_MAX + 1)), "too much"),
-        (ConnectionsPage(connections=[text_row("€" * TEXT_CHARACTERS_MAX)] * 800), "too much"),
         (ConnectionsPage(forwarders=[ForwarderProcess(pid=1)]), "too much"),
         (ConnectionsPage(connections=[text_row("x" * (TEXT_CHARACTERS_MAX + 1))]), "too long"),
         (ConnectionsPage(connections=[Connection(kind="\x1b[2J")]), "no such kind"),
@@ -131,5 +133,5 @@ async def test_what_no_sound_forwarder_answers_is_refused(
 
 
 def test_a_page_fits() -> None:
-    assert SCANNED_MAX <= ROWS_MAX
-    assert PAGE_BYTES_MAX + RPC_FRAME_OVERHEAD_BYTES < CONTROL_FRAME_BYTES_MAX
+    assert SCANNED_MAX <= ROWS_MAX < RESPONSE_FIELDS_MAX
+    assert RESPONSE_BYTES_MAX[ConnectionsPage] + RPC_FRAME_OVERHEAD_BYTES < CONTROL_FRAME_BYTES_MAX

@@ -151,6 +151,19 @@ def test_a_listener_is_found_by_its_address_or_its_name(
     sock.close()
 
 
+@pytest.mark.parametrize("name", ["listener", "listener-0"])
+def test_ports_of_one_name_are_told_apart_by_their_addresses(listener: socket.socket, name: str) -> None:
+    """Security: a unit's ports have one name, and a plain port must not be served as the one with TLS."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        binds = ["{}:{}".format(*sock.getsockname()) for sock in (listener, other)]
+        manager = ServiceManager(passed=[(name, os.dup(sock.fileno())) for sock in (other, listener)])
+        found = manager.take_listeners("listener", binds)
+    manager.refuse_others()
+    assert {bind: "{}:{}".format(*sock.getsockname()) for bind, sock in found.items()} == {bind: bind for bind in binds}
+    for sock in found.values():
+        sock.close()
+
+
 def test_a_listener_without_an_address_in_the_configuration_is_refused(
     monkeypatch: pytest.MonkeyPatch, listener: socket.socket
 ) -> None:
