@@ -73,14 +73,14 @@ def backfill(
 ) -> None:
     """Copy what a Prometheus server stores to the tables."""
     from analytics.jobs import backfill
-    from analytics.sources.http import Settings
     from analytics.sources.options import BadOption
+    from analytics.sources.prometheus import Prometheus
 
     options = {name: str(value) for name, value in given.items() if value is not None}  # they have the source's names
     options |= {"replicaLabels": ",".join(replica_labels)} if replica_labels else {}
     first, last = start.replace(tzinfo=UTC), end.replace(tzinfo=UTC)
     try:  # before Spark starts, which takes seconds
-        Settings.parse_options(options | {"start": first.isoformat(), "end": last.isoformat()})
+        Prometheus(options | {"start": first.isoformat(), "end": last.isoformat()})
     except BadOption as error:
         raise click.UsageError(str(error)) from None
     with job_session("backfill") as session:
