@@ -1,4 +1,4 @@
-"""Commands that bring samples into the tables: `ingest`, `backfill`, `import-tables`."""
+"""Commands that bring samples into the tables: `ingest`, `backfill`."""
 
 from __future__ import annotations
 
@@ -85,15 +85,3 @@ def backfill(
         raise click.UsageError(str(error)) from None
     with job_session("backfill") as session:
         backfill.run(session, root, options, start=first, end=last, batch_hours=batch_hours)
-
-
-@click.command("import-tables")
-@click.option("--from", "old_root", required=True, metavar="PATH", help="Root of tables of format 1; left as it is.")
-@tables_option
-@verbose_option
-def import_tables(old_root: str, root: str) -> None:
-    """Copy tables from before Delta tables to an empty place."""
-    from analytics.jobs import import_tables
-
-    with job_session("import-tables") as session:
-        import_tables.run(session, old_root, root)
