@@ -12,7 +12,7 @@ from proxy import __version__
 NAVIGATION = {
     "Begin": ["docs/getting-started", "docs/installation", "docs/migration"],
     "Configure": ["docs/configuration", "docs/authentication", "docs/targets", "docs/session-lifetime", "docs/http"],
-    "Operate": ["docs/monitoring", "docs/metrics", "docs/upgrade", "docs/troubleshooting"],
+    "Operate": ["docs/systemd", "docs/monitoring", "docs/metrics", "docs/upgrade", "docs/troubleshooting"],
     "Kubernetes": [
         "docs/kubernetes",
         "The chart's values <deploy/helm/pulsar-trio-proxy/README>",
@@ -20,7 +20,13 @@ NAVIGATION = {
         "docs/kubernetes-tests",
     ],
     "Secure": ["docs/security", "SECURITY"],
-    "Analytics": ["docs/analytics", "docs/analytics-receiver", "docs/analytics-tables", "docs/analytics-benchmarks"],
+    "Analytics": [
+        "docs/analytics",
+        "docs/analytics-receiver",
+        "docs/analytics-source",
+        "docs/analytics-tables",
+        "docs/analytics-benchmarks",
+    ],
     "Understand": ["ARCHITECTURE", "docs/design/*", "docs/conformance", "docs/benchmarks"],
     "Project": ["CHANGELOG", "CONTRIBUTING"],
 }
