@@ -23,7 +23,6 @@ COMMANDS = {
     "usage": ("analytics.commands.sums:usage", "Bytes, messages and sessions of each principal, by hour and day."),
     "compact": ("analytics.commands.upkeep:compact", "Make few large files of many small ones."),
     "expire": ("analytics.commands.upkeep:expire", "Delete what is older than its retention."),
-    "import-tables": ("analytics.commands.sources:import_tables", "Copy tables from before Delta tables."),
     "report": ("analytics.commands.sums:report", "Write the statement of a period: use, costs, what is unusual."),
 }
 """Name → module and function of the command, and its text in `--help`, which needs no import."""

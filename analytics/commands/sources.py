@@ -1,4 +1,4 @@
-"""Commands that bring samples into the tables: `ingest`, `backfill`, `import-tables`."""
+"""Commands that bring samples into the tables: `ingest`, `backfill`."""
 
 from __future__ import annotations
 
@@ -73,27 +73,15 @@ def backfill(
 ) -> None:
     """Copy what a Prometheus server stores to the tables."""
     from analytics.jobs import backfill
-    from analytics.sources.http import Settings
     from analytics.sources.options import BadOption
+    from analytics.sources.prometheus import Prometheus
 
     options = {name: str(value) for name, value in given.items() if value is not None}  # they have the source's names
     options |= {"replicaLabels": ",".join(replica_labels)} if replica_labels else {}
     first, last = start.replace(tzinfo=UTC), end.replace(tzinfo=UTC)
     try:  # before Spark starts, which takes seconds
-        Settings.parse_options(options | {"start": first.isoformat(), "end": last.isoformat()})
+        Prometheus(options | {"start": first.isoformat(), "end": last.isoformat()})
     except BadOption as error:
         raise click.UsageError(str(error)) from None
     with job_session("backfill") as session:
         backfill.run(session, root, options, start=first, end=last, batch_hours=batch_hours)
-
-
-@click.command("import-tables")
-@click.option("--from", "old_root", required=True, metavar="PATH", help="Root of tables of format 1; left as it is.")
-@tables_option
-@verbose_option
-def import_tables(old_root: str, root: str) -> None:
-    """Copy tables from before Delta tables to an empty place."""
-    from analytics.jobs import import_tables
-
-    with job_session("import-tables") as session:
-        import_tables.run(session, old_root, root)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from analytics.jobs.batches import KnownSeries, write_batch
 from analytics.jobs.progress import Progress
-from analytics.sources.http import PrometheusHttp
+from analytics.sources.prometheus import Prometheus
 from analytics.tables.store import Tables
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ def run(
     spark: SparkSession, root: str, options: dict[str, str], *, start: datetime, end: datetime, batch_hours: int
 ) -> int:
     """Add the missing samples between start and end; return their number. `options` are the source's."""
-    spark.dataSource.register(PrometheusHttp)
+    spark.dataSource.register(Prometheus)
     tables = Tables.open(spark, root)
     known, progress = KnownSeries(tables), Progress()
     total, begin = 0, start
     while start < end:
         until = min(start + timedelta(hours=batch_hours), end)
         span = {"start": start.isoformat(), "end": until.isoformat()}
-        rows = spark.read.format("prometheus_http").options(**options, **span, table="all").load()
+        rows = spark.read.format("prometheus").options(**options, **span, api="query", table="all").load()
         figures = write_batch(tables, known, rows)
         total += figures.samples
         progress.print_line(

@@ -13,7 +13,7 @@ batch begins at their position.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
 from analytics.errors import AnalyticsError
-from analytics.tables.partitions import hour_of
+from analytics.tables.partitions import hour_of, moment_of
 from analytics.tables.store import Tables, attempt
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _deduplicated(rows: DataFrame) -> DataFrame:
 
 def _existing_keys(snapshot: Snapshot, table: str, summary: _Summary) -> tuple[DataFrame, int, int] | None:
     """Return the table's keys within the batch's span, their last instant (ms) and their number; None without any."""
-    first, last = _moment(summary.first_ms), _moment(summary.last_ms)
+    first, last = moment_of(summary.first_ms), moment_of(summary.last_ms)
     hours = snapshot.hours(table, hour_of(first), hour_of(last))
     if len(hours) > HOURS_MAX:
         raise TooManyHours(
@@ -230,10 +230,6 @@ def _existing_keys(snapshot: Snapshot, table: str, summary: _Summary) -> tuple[D
     return (keys, last_ms, count) if count else None
 
 
-def _moment(unix_ms: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=unix_ms)
-
-
 def _without_existing(rows: DataFrame, keys: DataFrame, last_ms: int, count: int) -> DataFrame:
     """Return the rows whose keys are new. Rows after the last key need no join.
 
@@ -242,7 +238,7 @@ def _without_existing(rows: DataFrame, keys: DataFrame, last_ms: int, count: int
     keys = keys.toDF("known_series", "known_replica", "known_ts")
     if count <= BROADCAST_ROWS_MAX:
         keys = F.broadcast(keys)
-    last = F.lit(_moment(last_ms))
+    last = F.lit(moment_of(last_ms))
     replica, known = F.col("replica"), F.col("known_replica")
     is_known = (F.col("series_id") == F.col("known_series")) & (F.col("ts") == F.col("known_ts"))
     is_known &= (replica == known) | (replica == 0) | (known == 0)

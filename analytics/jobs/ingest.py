@@ -15,7 +15,8 @@ from analytics.jobs import batches
 from analytics.jobs.batches import KnownSeries
 from analytics.jobs.defaults import KEEP_SPOOL_FOREVER, KEEP_SPOOL_HOURS, MAX_BYTES_PER_BATCH
 from analytics.jobs.progress import Progress
-from analytics.sources.spool import PrometheusSpool, batch_end, check_segments_present, position_text
+from analytics.sources.prometheus import Prometheus
+from analytics.sources.spool import batch_end, check_segments_present
 from analytics.spool import reader
 from analytics.spool.positions import Position, spool_id
 from analytics.spool.retention import remove_consumed
@@ -28,7 +29,6 @@ SETTINGS: Final = {
     # A task's samples are of few hours: concurrent writers for their files avoid sorting all rows by hour first.
     "spark.sql.maxConcurrentOutputFileWriters": "100",
 }
-_OFFSET_BITS: Final = 40
 
 
 @dataclass(slots=True)
@@ -61,9 +61,7 @@ class Ingest:
         whole = reader.count_bytes_after(self.spool, begin)
         while begin < target:
             end = batch_end(self.spool, begin, target, self.max_bytes)
-            counts = batches.write_batch(
-                self.tables, known, self._read(begin, end), batches.Position(app, _number(end))
-            )
+            counts = batches.write_batch(self.tables, known, self._read(begin, end), batches.Position(app, end.number))
             self._remove_consumed(end)
             begin = end
             report.batches += 1
@@ -86,17 +84,17 @@ class Ingest:
         """Return up to where the tables have everything; at the beginning the oldest segment's start."""
         number = self.tables.snapshot("samples").recorded(self.app)
         if number is not None:
-            return Position(number >> _OFFSET_BITS, number & ((1 << _OFFSET_BITS) - 1))
+            return Position.from_number(number)
         segments = reader.list_segments(self.spool)
         return Position(segments[0].number, 0) if segments else reader.BEGIN
 
     def _read(self, begin: Position, end: Position) -> DataFrame:
         spark = self.tables.spark
-        spark.dataSource.register(PrometheusSpool)
-        options = {"path": self.spool, "table": "all", "start": position_text(begin), "end": position_text(end)}
+        spark.dataSource.register(Prometheus)
+        options = {"path": self.spool, "table": "all", "fromPosition": str(begin.number), "toPosition": str(end.number)}
         if self.replica_labels:
             options["replicaLabels"] = ",".join(self.replica_labels)
-        return spark.read.format("prometheus_spool").options(**options).load()
+        return spark.read.format("prometheus").options(**options).load()
 
     def _remove_consumed(self, end: Position) -> None:
         """Remove segments before `end`, which are in the tables, if they are old enough."""
@@ -108,10 +106,6 @@ class Ingest:
                 end = Position(segment.number, 0)
                 break
         remove_consumed(self.spool, end)
-
-
-def _number(position: Position) -> int:
-    return position.segment << _OFFSET_BITS | position.offset
 
 
 def run(

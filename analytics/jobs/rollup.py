@@ -20,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
 from analytics.jobs.defaults import HOURS_PER_CHANGE, LOOKBACK_DAYS
 from analytics.jobs.progress import Progress
+from analytics.tables.partitions import moment_of
 from analytics.tables.store import Tables, attempt
 from analytics.transforms import histogram_rollup, rollup
 
@@ -194,7 +195,8 @@ class _Block:
         if later.isEmpty():
             return hours
         rows = self.raw.read(family.raw, hours).selectExpr("series_id", "date_trunc('hour', ts) as window").distinct()
-        after = {_moment(row[0]) for row in rollup.hours_after(rows, later).selectExpr("unix_millis(window)").collect()}
+        found = rollup.hours_after(rows, later).selectExpr("unix_millis(window)").collect()
+        after = {moment_of(row[0]) for row in found}
         return sorted({*hours, *(after & set(present))})
 
     def _tails(self, hours: list[datetime]) -> DataFrame:
@@ -285,10 +287,6 @@ def _days_between(first: datetime, last: datetime) -> list[datetime]:
 
 def _is_one_of(frame: DataFrame, hours: Sequence[datetime]) -> Column:
     return frame["window"].isin(*hours)
-
-
-def _moment(unix_ms: int) -> datetime:
-    return datetime.fromtimestamp(unix_ms / 1000, UTC)
 
 
 def _add_up(report: RollupReport, block: RollupReport) -> None:

@@ -25,7 +25,7 @@ from analytics.errors import AnalyticsError
 from analytics.jobs.defaults import LATENESS_HOURS, LOOKBACK_DAYS, SILENT_HOURS
 from analytics.jobs.progress import Progress
 from analytics.jobs.rollup import midnight, waiting_hours
-from analytics.tables.partitions import hour_of
+from analytics.tables.partitions import hour_of, moment_of
 from analytics.tables.store import Tables, attempt
 from analytics.transforms import usage
 
@@ -158,7 +158,7 @@ def closed_ends(tables: Tables) -> dict[str, datetime]:
         for view, width in (("usage_hourly", _HOUR), ("usage_daily", _DAY))
     )
     found = hours.unionAll(days).groupBy("cluster").agg(F.max("end")).collect()
-    return {cluster: _moment(end_ms) for cluster, end_ms in found}
+    return {cluster: moment_of(end_ms) for cluster, end_ms in found}
 
 
 def _reopened(
@@ -169,8 +169,8 @@ def _reopened(
     if reopen_from is None or (first := hour_of(reopen_from)) >= last:
         return closed, ()
     hours = tables.hours("usage_ledger", first, last - _HOUR)
-    rolled = tables.read_between("rollup_1h", midnight(first), _EVER[1])
-    if gone := sorted(set(hours) - _hours(rolled)):
+    rolled = tables.read_between("rollup_1h", midnight(first), _EVER[1]).selectExpr("unix_millis(window)").distinct()
+    if gone := sorted(set(hours) - {moment_of(row[0]) for row in rolled.collect()}):
         raise CannotReopen(
             f"{len(gone)} hours from {gone[0]:%Y-%m-%d %H:00} to {gone[-1]:%Y-%m-%d %H:00} have usage but no rollup_1h "
             "any more: reopen from a later hour"
@@ -204,7 +204,7 @@ def _new_ends(
     """
     marks = usage.watermarks(rows, series, options.now, options.silent)
     found = marks.selectExpr("cluster", "unix_millis(until)").collect()
-    ends = {cluster: hour_of(_moment(mark) - options.lateness) for cluster, mark in found}
+    ends = {cluster: hour_of(moment_of(mark) - options.lateness) for cluster, mark in found}
     if ends:
         ends = dict.fromkeys(before, max(ends.values())) | ends
     for cluster, end in ends.items():
@@ -236,7 +236,7 @@ def _late_samples(
     rows = rows.where(_is_closed(closed) & rows["window"].isin(*hours)).drop("cluster")
     known = tables.read("usage_ledger", hours).where(_is_closed(closed))
     found = usage.count_late_samples(rows, series, known).selectExpr("unix_millis(window)", "samples").collect()
-    return {_moment(row[0]): row[1] for row in found}
+    return {moment_of(row[0]): row[1] for row in found}
 
 
 def _hours_of(rows: DataFrame, known: DataFrame) -> tuple[set[datetime], dict[str, int], datetime]:
@@ -252,15 +252,7 @@ def _hours_of(rows: DataFrame, known: DataFrame) -> tuple[set[datetime], dict[st
         if why is not None:
             no_counts[why] += count
     newest = max((last_ms for *_, last_ms in found if last_ms is not None), default=0)
-    return {_moment(row[0]) for row in found}, dict(no_counts), _moment(newest)
-
-
-def _hours(rows: DataFrame) -> set[datetime]:
-    return {_moment(row[0]) for row in rows.selectExpr("unix_millis(window)").distinct().collect()}
-
-
-def _moment(unix_ms: int) -> datetime:
-    return datetime.fromtimestamp(unix_ms / 1000, UTC)
+    return {moment_of(row[0]) for row in found}, dict(no_counts), moment_of(newest)
 
 
 def _print_report(progress: Progress, report: UsageReport) -> None:

@@ -82,8 +82,7 @@ def collect_bill(
     tables: Tables, series: DataFrame, cluster: str, span: Span, jobs: Collection[str] = usage.JOBS
 ) -> Bill:
     """Collect the cluster's bill. `jobs`: the scrape jobs that are billed, as given to `usage`."""
-    both = Span(span.before.start, span.end, span.resolution)
-    billed = read_windows(tables, span.resolution.usage, both).where(F.col("cluster") == cluster).cache()
+    billed = read_windows(tables, span.resolution.usage, span.with_before).where(F.col("cluster") == cluster).cache()
     mine = usage.usage_series(series, jobs).where(F.col("cluster") == cluster).select("series_id")
     mine = mine.join(series.select("series_id", "first_seen"), "series_id").cache()
     try:
@@ -91,15 +90,14 @@ def collect_bill(
             F.min("closed").alias("closed"), F.first(is_within(span)).alias("is_now")
         )
         found = windows.select("closed", "is_now", F.unix_seconds("window").alias("at")).collect()
-        states = [(row["closed"], row["is_now"]) for row in found]
         rolled = read_windows(tables, span.resolution.rollup, span).join(F.broadcast(mine), "series_id")
         rolled = rolled.where(usage.no_count().isNull())
         missing = rolled.select("window").distinct().join(windows.select("window"), "window", "left_anti")
         began = rolled.where(F.col("first_start_ts").isNull() & (F.col("first_seen") >= F.lit(span.start)))
         return Bill(
             *_principals(billed, span),
-            before_windows=sum(not is_now for _, is_now in states),
-            open_windows=sum(is_now and not closed for closed, is_now in states),
+            before_windows=sum(not row["is_now"] for row in found),
+            open_windows=sum(row["is_now"] and not row["closed"] for row in found),
             missing_windows=missing.count(),
             late_samples=_late(tables, mine, cluster, span),
             without_start=began.select("series_id").distinct().count(),

@@ -45,10 +45,6 @@ def _tags(line: Line, _prices: Prices) -> str:
     return json.dumps(tags, ensure_ascii=False)
 
 
-def _exact(line: Line, _prices: Prices) -> Decimal:
-    return to_decimal(line.exact)
-
-
 def _issuer(_line: Line, prices: Prices) -> str:
     return prices.issuer
 
@@ -58,7 +54,7 @@ def _constant(text: str | None) -> Callable[[Line, Prices], str | None]:
 
 
 FOCUS: Final[Columns] = {
-    "BilledCost": (Decimal, lambda line, _: line.cost),
+    "BilledCost": LINES["cost"],
     "BillingAccountId": (str, lambda _, prices: prices.account),
     "BillingAccountName": (str, lambda _, prices: prices.account),
     "BillingCurrency": (str, lambda _, prices: prices.currency),
@@ -72,12 +68,12 @@ FOCUS: Final[Columns] = {
     "ChargePeriodStart": (datetime, lambda line, _: line.use.start),
     "ConsumedQuantity": (Decimal, lambda line, _: Decimal(line.quantity)),
     "ConsumedUnit": (str, lambda line, _: ITEMS[line.item].consumed_unit),
-    "ContractedCost": (Decimal, _exact),
+    "ContractedCost": LINES["exact_cost"],
     "ContractedUnitPrice": (Decimal, lambda line, _: line.price),
-    "EffectiveCost": (Decimal, _exact),
+    "EffectiveCost": LINES["exact_cost"],
     "HostProviderName": (str, _issuer),
     "InvoiceIssuerName": (str, _issuer),
-    "ListCost": (Decimal, _exact),
+    "ListCost": LINES["exact_cost"],
     "ListUnitPrice": (Decimal, lambda line, _: line.price),
     "PricingCategory": (str, _constant("Standard")),
     "PricingQuantity": (Decimal, lambda line, _: to_decimal(Fraction(line.quantity, ITEMS[line.item].per))),

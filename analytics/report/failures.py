@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 BYTES: Final = "pulsar_proxy_binary_bytes_total"
 ACTIVE: Final = "pulsar_proxy_active_connections"
 BROKER_UP: Final = "pulsar_proxy_broker_up"
+ENDED: Final = "pulsar_proxy_ended_connections_total"
+ANSWERS: Final = "pulsar_proxy_lookup_answers_total"
 COUNTERS: Final = {
     "pulsar_proxy_rejected_connections_total": ("reason", "connections rejected"),
-    "pulsar_proxy_ended_connections_total": ("cause", "connections ended by a defect of the proxy"),
+    ENDED: ("cause", "connections ended by a defect of the proxy"),
     "pulsar_proxy_broker_connection_failures_total": ("reason", "relays not opened"),
-    "pulsar_proxy_lookup_answers_total": ("error", "requests answered with an error"),
+    ANSWERS: ("error", "requests answered with an error"),
     "pulsar_authentication_failures_total": ("reason", "authentications failed"),
     "pulsar_proxy_reauthentication_failure_total": ("method", "re-authentications failed"),
     "pulsar_proxy_worker_restarts_total": ("of", "workers restarted"),
 }
 """Metric → the label that says why, and what it counts."""
-_ONLY: Final = {"pulsar_proxy_ended_connections_total": "defect"}
-_NOT: Final = {"pulsar_proxy_lookup_answers_total": "none"}
 _METRICS: Final = (*COUNTERS, ACTIVE, BROKER_UP)
 FAILURES_LISTED_MAX: Final = 50
 BROKERS_LISTED_MAX: Final = 50
@@ -57,13 +57,11 @@ def has_rows(tables: Tables, span: Span) -> bool:
 
 def collect_failures(tables: Tables, series: DataFrame, cluster: str, span: Span) -> Failures:
     """Collect a cluster's failures: values that are no counts, which any client could send, are left out."""
-    rows = _rows(tables, series, cluster, _both(span)).where(F.abs("increase") < usage.COUNT_MAX)
+    rows = _rows(tables, series, cluster, span.with_before).where(F.abs("increase") < usage.COUNT_MAX)
     parts = (is_within(span), is_within(span.before))
     own = rows.where(F.col("metric").isin(*COUNTERS))
-    for metric, value in _ONLY.items():
-        own = own.where((F.col("metric") != metric) | (F.col("key") == value))
-    for metric, value in _NOT.items():
-        own = own.where((F.col("metric") != metric) | (F.col("key") != value))
+    own = own.where((F.col("metric") != ENDED) | (F.col("key") == "defect"))
+    own = own.where((F.col("metric") != ANSWERS) | (F.col("key") != "none"))
     now, before = (F.round(F.coalesce(F.sum(F.when(part, F.col("increase"))), F.lit(0))).cast("long") for part in parts)
     counts = own.groupBy("metric", "key").agg(now.alias("now"), before.alias("before")).where("now > 0 or before > 0")
     listed = counts.orderBy(F.desc("now"), "metric", "key").limit(FAILURES_LISTED_MAX).collect()
@@ -102,10 +100,6 @@ def read_windows(tables: Tables, view: str, span: Span) -> DataFrame:
 def is_within(span: Span) -> Column:
     """Return a column: the row's window is in the span."""
     return (F.col("window") >= F.lit(span.start)) & (F.col("window") < F.lit(span.end))
-
-
-def _both(span: Span) -> Span:
-    return Span(span.before.start, span.end, span.resolution)
 
 
 def _rows(tables: Tables, series: DataFrame, cluster: str, span: Span) -> DataFrame:

@@ -81,17 +81,14 @@ def read_prices(path: Path) -> Prices:
     try:
         with path.open("rb") as file:
             raw = file.read(_FILE_BYTES_MAX + 1)
-        _check_length(raw)
-        return parse_prices(tomllib.loads(raw.decode(), parse_float=Decimal))
     except OSError as error:
         raise BadPrices(f"cannot read {path}: {error.strerror}") from error
-    except (BadPrices, ValueError, RecursionError) as error:
-        raise BadPrices(f"{path}: {error}") from error
-
-
-def _check_length(raw: bytes) -> None:
     if len(raw) > _FILE_BYTES_MAX:
-        raise BadPrices(f"longer than {_FILE_BYTES_MAX} bytes")
+        raise BadPrices(f"{path}: longer than {_FILE_BYTES_MAX} bytes")
+    try:
+        return parse_prices(tomllib.loads(raw.decode(), parse_float=Decimal))
+    except (ValueError, RecursionError) as error:
+        raise BadPrices(f"{path}: {error}") from error
 
 
 def parse_prices(raw: dict[str, Any]) -> Prices:

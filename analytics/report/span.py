@@ -51,6 +51,11 @@ class Span:
         """The span of the same length that ends where this one starts."""
         return Span(self.start - (self.end - self.start), self.start, self.resolution)
 
+    @property
+    def with_before(self) -> Span:
+        """The span and the one before, as one."""
+        return Span(self.before.start, self.end, self.resolution)
+
 
 def parse_last(text: str) -> timedelta:
     """Parse `24h` or `30d`. Raises BadSpan."""

@@ -1,1 +1,1 @@
-"""Spark data sources: `prometheus_spool`, what the receiver stored, and `prometheus_http`, what a Prometheus stores."""
+"""The Spark data source `prometheus`: samples from a spool of the receiver or from a Prometheus server."""

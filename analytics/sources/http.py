@@ -1,4 +1,4 @@
-"""Samples exactly as a Prometheus server stores them: for `prometheus_http`, which backfills, and for `prometheus`.
+"""Samples exactly as a Prometheus server stores them.
 
 The API's `query_range` evaluates an expression at steps of its own: it repeats, skips and shifts samples. A range
 selector in `/api/v1/query` returns the stored samples themselves, with their own timestamps. The API does not return
@@ -17,14 +17,14 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import InputPartition
 
 from analytics.errors import AnalyticsError
 from analytics.remote_write.bounds import CEILING
@@ -35,12 +35,7 @@ from analytics.remote_write.series_interner import SeriesInterner
 from analytics.remote_write.snappy import compress, decompress
 from analytics.remote_write.splitting import split_request
 from analytics.sources.options import BadOption, Options
-from analytics.sources.rows import SCHEMAS, RowBuilder
 from analytics.sources.selector import OPERATORS, Matcher
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql.types import StructType
 
 SERVER_OPTIONS = (
     "url",
@@ -84,30 +79,9 @@ class Span(InputPartition):
     end_ms: int
 
 
-class PrometheusHttp(DataSource):
-    """Spark data source `prometheus_http`; `docs/analytics.md` lists its options."""
-
-    def __init__(self, options: Any) -> None:
-        super().__init__(options)
-        self._settings = Settings.parse_options(options)
-
-    @classmethod
-    def name(cls) -> str:
-        """Return the name for `format`."""
-        return "prometheus_http"
-
-    def schema(self) -> StructType:
-        """Return the schema of the option `table`, the same as the spool's."""
-        return SCHEMAS[self._settings.table]
-
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
-        """Return a reader with one query for each step, in the executors."""
-        return Reader(self._settings)
-
-
 @dataclass(frozen=True)
 class Settings:
-    """Validated options. `table` and `replica_labels` are only for rows of `prometheus_http`."""
+    """Validated options."""
 
     url: str
     match: str
@@ -119,19 +93,10 @@ class Settings:
     timeout_s: int
     response_bytes_max: int
     skip_histograms: bool
-    table: str = "samples"
-    replica_labels: tuple[str, ...] = ()
-
-    @classmethod
-    def parse_options(cls, given: Any) -> Settings:
-        """Parse the options of `prometheus_http` from Spark. Raises BadOption."""
-        options = Options("prometheus_http", given, (*SERVER_OPTIONS, "table", "replicaLabels"))
-        settings = cls.parse_server(options, options.text("match"), parse_span(options))
-        return replace(settings, table=options.table(), replica_labels=options.replica_labels())
 
     @classmethod
     def parse_server(cls, options: Options, match: str, span: Span) -> Settings:
-        """Parse what either source asks a server for. Raises BadOption."""
+        """Parse what a server is asked for. Raises BadOption."""
         settings = cls(
             url=_url(options.text("url")),
             match=match,
@@ -184,24 +149,6 @@ def _moment_ms(text: str, name: str) -> int:
         return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
     except (ValueError, OverflowError):
         raise BadOption(f"{name} is {text!r}, and must be a time as 2026-11-21T08:00:00Z, or -6h") from None
-
-
-class Reader(DataSourceReader):
-    """Reader that plans on the driver without a query; the queries run in executors."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def partitions(self) -> list[InputPartition]:
-        """Return a partition for each step."""
-        return self._settings.plan(Span(self._settings.start_ms, self._settings.end_ms))
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Run one query and yield its rows. Raises QueryFailed."""
-        assert isinstance(partition, Span)
-        rows = RowBuilder(self._settings.table, self._settings.replica_labels)
-        yield from rows.build_batches(query_samples(self._settings, partition))
-        yield from rows.build_series_rows()
 
 
 def query_samples(settings: Settings, span: Span, sleep: Callable[[float], None] = time.sleep) -> Columns:

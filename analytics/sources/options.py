@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from analytics.errors import AnalyticsError
-from analytics.series import REPLICA_LABELS
 from analytics.sources.rows import SCHEMAS
 
 
@@ -55,12 +54,8 @@ class Options:
         return tuple(default) if given is None else tuple(one.strip() for one in given.split(",") if one.strip())
 
     def table(self) -> str:
-        """Return the kind of rows: samples (the default), histograms, series or all. Raises BadOption."""
-        table = self.text("table", "samples")
-        if table not in SCHEMAS:
+        """Return the kind of rows: samples, histograms, series or all; empty by default. Raises BadOption."""
+        table = self.text("table", "")
+        if table not in {"", *SCHEMAS}:
             raise BadOption(f"{self._source}: table is {table!r}, and must be one of {', '.join(SCHEMAS)}")
         return table
-
-    def replica_labels(self) -> tuple[str, ...]:
-        """Return the labels that are no part of a series' identity."""
-        return self.names("replicaLabels", REPLICA_LABELS)

@@ -2,6 +2,8 @@
 
 What a query says of `metric`, `ts` and the labels' columns narrows what is read (and Spark applies it, too). Spark does
 not tell Python sources which columns a query needs; those of the reader's schema are made, and no others.
+
+With the option `table` it has the jobs' rows instead (`analytics.sources.rows`), which no filter narrows.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DoubleType, MapType, StringType, StructField, StructType, TimestampType
 
-from analytics.series import METRIC_NAME
+from analytics.series import METRIC_NAME, REPLICA_LABELS
 from analytics.sources.http import SERVER_OPTIONS, Settings, Span, parse_span, query_samples, read_samples
 from analytics.sources.options import BadOption, Options
-from analytics.sources.rows import BATCH_ROWS, histogram_structs, times, times_or_null
+from analytics.sources.rows import BATCH_ROWS, SCHEMAS, RowBuilder, histogram_structs, times, times_or_null
 from analytics.sources.selector import Matcher, parse_selector, selector_text
 from analytics.sources.spool import SPLIT_BYTES, check_segments_present, decode_split, parse_directory, plan_splits
 from analytics.spool import reader
@@ -33,7 +35,8 @@ from analytics.tables.schemas import HISTOGRAM
 if TYPE_CHECKING:
     from analytics.remote_write.decode import Columns
 
-OPTIONS = (*SERVER_OPTIONS, "api", "path", "splitBytes", "labelColumns", "delaySeconds")
+JOB_OPTIONS = ("table", "replicaLabels", "fromPosition", "toPosition")
+OPTIONS = (*SERVER_OPTIONS, "api", "path", "splitBytes", "labelColumns", "delaySeconds", *JOB_OPTIONS)
 COLUMNS = StructType(
     [
         StructField("metric", StringType()),
@@ -85,22 +88,24 @@ class Server:
 
 @dataclass(frozen=True)
 class Spool:
-    """A receiver's spool; offsets are positions of its records."""
+    """A receiver's spool; offsets are positions of its records. `last` 0: all that is committed."""
 
     directory: str
     split_bytes: int
+    first: int
+    last: int
 
     @property
     def begin(self) -> Offset:
         """Return where a new stream begins."""
-        return Position(0, 0)._asdict()
+        return Position.from_number(self.first)._asdict()
 
     def end(self) -> Offset:
-        """Return the end of what is committed."""
-        return reader.committed_end(self.directory)._asdict()
+        """Return where what may be read ends."""
+        return (Position.from_number(self.last) if self.last else reader.committed_end(self.directory))._asdict()
 
     def plan(self, begin: Offset, end: Offset, _: Span) -> list[InputPartition]:
-        """Return the splits between two offsets. Raises LostSegments."""
+        """Return the splits between two offsets. Raises LostSegments, BadOption."""
         check_segments_present(self.directory, Position(**begin))
         return plan_splits(self.directory, Position(**begin), Position(**end), self.split_bytes)
 
@@ -126,13 +131,16 @@ class Prometheus(DataSource):
         if given.text("path", ""):
             self._span = parse_span(given, *FOREVER)
             splits = given.integer("splitBytes", SPLIT_BYTES, least=1, most=1 << 32)
-            self._origin = Spool(parse_directory(given), splits)
+            places = (given.integer(name, 0, least=0, most=1 << 62) for name in ("fromPosition", "toPosition"))
+            self._origin = Spool(parse_directory(given), splits, *places)
         else:
             self._span = parse_span(given, "-1h", "-0s")
             delay_s = given.integer("delaySeconds", 60, least=0, most=86_400)
             server = Settings.parse_server(given, selector_text(self._matchers), self._span)
             self._origin = Server(server, api == "query", delay_s)
         self._ends = bool(given.text("end", ""))
+        self._table = given.table()
+        self._replica_labels = given.names("replicaLabels", REPLICA_LABELS)
 
     @classmethod
     def name(cls) -> str:
@@ -140,11 +148,15 @@ class Prometheus(DataSource):
         return "prometheus"
 
     def schema(self) -> StructType:
-        """Return all columns, with those of the option `labelColumns`."""
+        """Return all columns, with those of the option `labelColumns`; or the columns of the option `table`."""
+        if self._table:
+            return SCHEMAS[self._table]
         return StructType([*COLUMNS, *(StructField(name, StringType()) for name in self._labels)])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of all that is there when the query is planned."""
+        if self._table:
+            return Reader(JobRows(self._table, self._replica_labels, self._matchers, self._span), self._origin)
         return Reader(Rows(schema, self._matchers, self._span), self._origin)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 -- Spark's name
@@ -153,6 +165,26 @@ class Prometheus(DataSource):
             raise BadOption("prometheus: a stream has no end")
         span = replace(self._span, end_ms=parse_span(Options("", {}, ()), *FOREVER).end_ms)
         return StreamReader(Rows(schema, self._matchers, span), self._origin)
+
+
+@dataclass(frozen=True)
+class JobRows:
+    """The jobs' rows of a table, of all that an origin has."""
+
+    table: str
+    replica_labels: tuple[str, ...]
+    matchers: tuple[Matcher, ...]
+    span: Span
+
+    def narrow(self, one: Filter) -> None:
+        """Leave the filter to Spark."""
+
+    def batches(self, portions: Iterable[Columns]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one partition."""
+        rows = RowBuilder(self.table, self.replica_labels)
+        for columns in portions:
+            yield from rows.build_batches(columns)
+        yield from rows.build_series_rows()
 
 
 class Rows:
@@ -185,8 +217,12 @@ class Rows:
         if isinstance(one, spark_filters.LessThan | spark_filters.LessThanOrEqual | spark_filters.EqualTo):
             self.span = replace(span, end_ms=min(span.end_ms, ms + 1))
 
-    def batches(self, columns: Columns) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of samples, then those of histograms."""
+    def batches(self, portions: Iterable[Columns]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one partition: of each portion those of samples, then those of histograms."""
+        for columns in portions:
+            yield from self._batches(columns)
+
+    def _batches(self, columns: Columns) -> Iterator[pa.RecordBatch]:
         series = [dict(one.labels) for one in columns.series]
         chosen = np.array([all(one.holds(labels) for one in self.matchers) for labels in series], np.bool_)
         texts = [self._label_values(field.name, series) for field in self.schema]
@@ -273,7 +309,7 @@ class _PushFilters:
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows | JobRows) -> None:
         self._rows = rows
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
@@ -282,11 +318,22 @@ class _PushFilters:
         return filters
 
 
-class Reader(DataSourceReader):
+class _PartitionReader:
+    """What executors do, for queries and for streams."""
+
+    def __init__(self, rows: Rows | JobRows, origin: Server | Spool) -> None:
+        self._rows, self._origin = rows, origin
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one partition."""
+        return self._rows.batches(self._origin.read(partition, self._rows.matchers))
+
+
+class Reader(_PartitionReader, DataSourceReader):
     """Reader of all that is there."""
 
-    def __init__(self, rows: Rows, origin: Server | Spool) -> None:
-        self._rows, self._origin = rows, origin
+    def __init__(self, rows: Rows | JobRows, origin: Server | Spool) -> None:
+        super().__init__(rows, origin)
         self.pushFilters = _PushFilters(rows)  # type: ignore[method-assign]
 
     def partitions(self) -> list[InputPartition]:
@@ -294,17 +341,9 @@ class Reader(DataSourceReader):
         end = {"ms": self._rows.span.end_ms} if isinstance(self._origin, Server) else self._origin.end()
         return self._origin.plan(self._origin.begin, end, self._rows.span)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one partition."""
-        for columns in self._origin.read(partition, self._rows.matchers):
-            yield from self._rows.batches(columns)
 
-
-class StreamReader(DataSourceStreamReader):
+class StreamReader(_PartitionReader, DataSourceStreamReader):
     """Reader of what came since the batch before. Offsets are the origin's, so a checkpoint goes on where it was."""
-
-    def __init__(self, rows: Rows, origin: Server | Spool) -> None:
-        self._rows, self._origin = rows, origin
 
     def initialOffset(self) -> Offset:  # noqa: N802 -- Spark's name
         """Return where a new query begins."""
@@ -317,8 +356,3 @@ class StreamReader(DataSourceStreamReader):
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Return what the executors read of one batch."""
         return self._origin.plan(start, end, self._rows.span)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one partition."""
-        for columns in self._origin.read(partition, self._rows.matchers):
-            yield from self._rows.batches(columns)

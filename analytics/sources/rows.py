@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BooleanType,
@@ -34,8 +35,6 @@ from analytics.series import counter_id, metric_and_labels, replica_id, series_i
 from analytics.tables.schemas import HISTOGRAM
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from analytics.remote_write.decode import Columns
     from analytics.remote_write.histograms import Histogram
 
@@ -172,8 +171,6 @@ class RowBuilder:
         self._spans.record_rows(pairs[:, 0], pairs[:, 1])
 
     def _sample_batches(self, columns: Columns) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
         spans = self._spans
         for begin in range(0, len(columns.sample_series), BATCH_ROWS):
             part = slice(begin, begin + BATCH_ROWS)
@@ -192,8 +189,6 @@ class RowBuilder:
             )
 
     def _histogram_batch(self, histograms: list[Histogram]) -> pa.RecordBatch:
-        import pyarrow as pa
-
         values = {"histogram": histogram_structs(histograms, to_arrow_schema(HISTOGRAM))}
         if self._table == "histograms":
             values = dict(zip(HISTOGRAM.names, values["histogram"].flatten(), strict=True))
@@ -207,13 +202,13 @@ class RowBuilder:
         return self._record_batch(keys | values, len(histograms))
 
     def _series_batch(self, met: Integers) -> pa.RecordBatch:
-        import pyarrow as pa
-
         series = [self._series[number] for number in met.tolist()]
         named = [metric_and_labels(one.labels, self._replica_labels) for one in series]
         values: dict[str, Any] = {
             "metric": pa.array([metric for metric, _ in named], pa.string()),
-            "labels": pa.array([labels for _, labels in named], _arrow_type(_SERIES, "labels")),
+            "labels": pa.array(
+                [labels for _, labels in named], to_arrow_schema(_SERIES, timezone="UTC").field("labels").type
+            ),
             "kind": pa.array([one.kind for one in series], pa.string()),
             "last_ts": times(self._spans.last_ms[met]),
             "ordered": pa.array(self._spans.ordered[met]),
@@ -232,8 +227,6 @@ class RowBuilder:
 
     def _record_batch(self, columns: dict[str, Any], rows: int) -> pa.RecordBatch:
         """Return a batch of the table's schema; columns that this kind of row lacks are null."""
-        import pyarrow as pa
-
         arrays = [
             columns[field.name] if field.name in columns else pa.nulls(rows, field.type) for field in self._schema
         ]
@@ -242,25 +235,15 @@ class RowBuilder:
 
 def histogram_structs(histograms: list[Histogram], fields: Any) -> Any:
     """Return histograms as structs of these Arrow fields, which have HISTOGRAM's names and types."""
-    import pyarrow as pa
-
     columns = [pa.array([getattr(one, field.name) for one in histograms], field.type) for field in fields]
     return pa.StructArray.from_arrays(columns, fields=list(fields))
 
 
-def _arrow_type(schema: StructType, name: str) -> Any:
-    return to_arrow_schema(schema, timezone="UTC").field(name).type
-
-
 def times(ms: Integers) -> Any:
     """Return timestamps of milliseconds since 1970."""
-    import pyarrow as pa
-
     return pa.array(ms * 1000).view(pa.timestamp("us", tz="UTC"))
 
 
 def times_or_null(ms: Integers) -> Any:
     """Return timestamps, null for 0."""
-    import pyarrow as pa
-
     return pa.array(ms * 1000, mask=ms == 0).view(pa.timestamp("us", tz="UTC"))

@@ -1,4 +1,4 @@
-"""`spark.read.format("prometheus_spool")`: the samples that the receiver stored, all or between two positions.
+"""The samples that the receiver stored, all or between two positions.
 
 A position is a record boundary: segment number and byte. The driver reads record boundaries to plan, executors decode;
 so the spool's directory must be the same path on all of them (one machine, or a shared volume).
@@ -10,24 +10,18 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import InputPartition
 
 from analytics.errors import AnalyticsError
 from analytics.remote_write.decode import Columns, Decoder
 from analytics.remote_write.errors import DecodeError
 from analytics.sources.options import BadOption, Options
-from analytics.sources.rows import BATCH_ROWS, SCHEMAS, RowBuilder
+from analytics.sources.rows import BATCH_ROWS
 from analytics.spool import reader
 from analytics.spool.positions import Position
 from analytics.spool.records import Damage, Record
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql.types import StructType
-
-OPTIONS = ("path", "table", "replicaLabels", "splitBytes", "start", "end")
 SPLIT_BYTES = 4 << 20
 BUCKETS_PER_ROW = 4  # in memory a sample's row is about as large as these
 REPORTED_MAX = 20
@@ -50,49 +44,6 @@ class Split(InputPartition):
         return f"{self.path}[{self.start}:{self.end}]"
 
 
-class PrometheusSpool(DataSource):
-    """Spark data source `prometheus_spool`; `docs/analytics.md` lists its options."""
-
-    def __init__(self, options: Any) -> None:
-        super().__init__(options)
-        self._settings = _Settings.parse_options(options)
-
-    @classmethod
-    def name(cls) -> str:
-        """Return the name for `format`."""
-        return "prometheus_spool"
-
-    def schema(self) -> StructType:
-        """Return the schema of the option `table`."""
-        return SCHEMAS[self._settings.table]
-
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
-        """Return a reader of all records that are committed when the query is planned."""
-        return _BatchReader(self._settings)
-
-
-@dataclass(frozen=True)
-class _Settings:
-    directory: str
-    table: str
-    replica_labels: tuple[str, ...]
-    split_bytes: int
-    start: Position
-    end: Position | None
-
-    @classmethod
-    def parse_options(cls, given: Any) -> _Settings:
-        options = Options("prometheus_spool", given, OPTIONS)
-        return cls(
-            directory=parse_directory(options),
-            table=options.table(),
-            replica_labels=options.replica_labels(),
-            split_bytes=options.integer("splitBytes", SPLIT_BYTES, least=1, most=1 << 32),
-            start=_parse_position(options.text("start", "0:0"), "start"),
-            end=_parse_position(text, "end") if (text := options.text("end", "")) else None,
-        )
-
-
 def parse_directory(options: Options) -> str:
     """Parse the option `path`. Raises BadOption."""
     directory = options.text("path").removeprefix("file://").removeprefix("file:")
@@ -101,36 +52,10 @@ def parse_directory(options: Options) -> str:
     return directory
 
 
-def position_text(position: Position) -> str:
-    """Return a position as the options `start` and `end` take it."""
-    return f"{position.segment}:{position.offset}"
-
-
-def _parse_position(text: str, name: str) -> Position:
-    segment, _, offset = text.partition(":")
-    if not (segment.isdecimal() and offset.isdecimal()):
-        raise BadOption(f"prometheus_spool: {name} is {text!r}, and must be SEGMENT:BYTE")
-    return Position(int(segment), int(offset))
-
-
-class _BatchReader(DataSourceReader):
-    def __init__(self, settings: _Settings) -> None:
-        self._settings = settings
-
-    def partitions(self) -> list[InputPartition]:
-        directory = self._settings.directory
-        end = self._settings.end or reader.committed_end(directory)
-        return plan_splits(directory, self._settings.start, end, self._settings.split_bytes)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        rows = RowBuilder(self._settings.table, self._settings.replica_labels)
-        for columns in decode_split(partition):
-            yield from rows.build_batches(columns)
-        yield from rows.build_series_rows()
-
-
 def check_segments_present(directory: str, begin: Position) -> None:
-    """Raise LostSegments if the segment to read next is gone: ingest removes only what is in the tables."""
+    """Raise LostSegments if the segment to read next is gone (ingest removes what is in the tables), or BadOption."""
+    if not Path(directory).is_dir():
+        raise BadOption(f"prometheus: there is no directory {directory}")
     segments, end = reader.list_segments(directory), reader.committed_end(directory)
     gone = begin.offset > 0 and begin != end and begin.segment not in {segment.number for segment in segments}
     if gone or end < begin:
@@ -180,9 +105,7 @@ def batch_end(directory: str, begin: Position, end: Position, max_bytes: int) ->
 
 
 def plan_splits(directory: str, begin: Position, end: Position, split_bytes: int) -> list[InputPartition]:
-    """Return the splits between two positions, each of about so many bytes. Raises BadOption."""
-    if not Path(directory).is_dir():
-        raise BadOption(f"prometheus_spool: there is no directory {directory}")
+    """Return the splits between two positions, each of about so many bytes."""
     splits: list[InputPartition] = []
     for _, path, start, stop in _segment_ranges(directory, begin, end):
         for border in _record_boundaries(path, start, stop, split_bytes):
@@ -240,10 +163,10 @@ class _SkipReport:
         """Report the totals, if anything was skipped."""
         if self._faulty or self._places:
             text = f"{self._faulty} faulty series left out, {self._places} places skipped"
-            print(f"prometheus_spool: {self._split}: {text}", file=sys.stderr)  # noqa: T201
+            print(f"prometheus: {self._split}: {text}", file=sys.stderr)  # noqa: T201
 
     def _print_place(self, begin: int, end: int, text: str) -> None:
         self._reported += 1
         if self._reported <= REPORTED_MAX:
             where = f"{self._split.path}, bytes {begin} to {end}"
-            print(f"prometheus_spool: {where}: {text}", file=sys.stderr)  # noqa: T201
+            print(f"prometheus: {where}: {text}", file=sys.stderr)  # noqa: T201

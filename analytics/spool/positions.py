@@ -12,7 +12,7 @@ import time
 import uuid
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from analytics.spool.records import SpoolError
 
@@ -21,6 +21,7 @@ COMMITTED = "committed"
 _POSITION = struct.Struct("<8sQQ")
 _CRC = struct.Struct("<I")
 _MAGIC = b"PRWMARK1"
+_OFFSET_BITS = 40
 _READ_ATTEMPTS_MAX = 5
 _READ_PAUSE_S = 0.002
 IDENTITY = "id"
@@ -31,6 +32,16 @@ class Position(NamedTuple):
 
     segment: int
     offset: int
+
+    @property
+    def number(self) -> int:
+        """The position as one number, which tables record."""
+        return self.segment << _OFFSET_BITS | self.offset
+
+    @classmethod
+    def from_number(cls, number: int) -> Self:
+        """Return the position of this number."""
+        return cls(number >> _OFFSET_BITS, number & ((1 << _OFFSET_BITS) - 1))
 
 
 def read_position(directory: Path, name: str) -> Position | None:

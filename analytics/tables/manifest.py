@@ -24,15 +24,10 @@ _NAME = re.compile(r"_manifest-(\d{6})\.json")
 DELTA_SINCE = 2
 
 
-def newest_version(files: arrow_fs.FileSystem) -> int | None:
-    """Return the version of the tables' format, whether this program knows it or not; None if there are no tables."""
-    entries = files.get_file_info(arrow_fs.FileSelector("", allow_not_found=True))
-    return max((int(match[1]) for entry in entries if (match := _NAME.fullmatch(entry.base_name))), default=None)
-
-
 def read_version(files: arrow_fs.FileSystem, root: str) -> int | None:
     """Return the version of the tables' format; None if there are no tables yet. Raises OtherFormat."""
-    newest = newest_version(files)
+    entries = files.get_file_info(arrow_fs.FileSelector("", allow_not_found=True))
+    newest = max((int(match[1]) for entry in entries if (match := _NAME.fullmatch(entry.base_name))), default=None)
     if newest is not None and newest > SCHEMA_VERSION:
         raise OtherFormat(
             f"the tables at {root} have format {newest}, this program knows up to {SCHEMA_VERSION}: upgrade it "
@@ -40,8 +35,8 @@ def read_version(files: arrow_fs.FileSystem, root: str) -> int | None:
         )
     if newest is not None and newest < DELTA_SINCE:
         raise OtherFormat(
-            f"the tables at {root} have format {newest}, from before Delta tables: copy them with `import-tables` to "
-            "another place (nothing was read or written)"
+            f"the tables at {root} have format {newest}, from before Delta tables: start at an empty place, and bring "
+            "the metrics in again by `backfill` (nothing was read or written)"
         )
     return newest
 

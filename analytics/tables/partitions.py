@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
@@ -25,6 +25,11 @@ class Partition(NamedTuple):
         if self.date is None:
             raise ValueError(f"{self} has no date")
         return datetime.combine(self.date, time(self.hour or 0), UTC)
+
+
+def moment_of(unix_ms: int) -> datetime:
+    """Return the moment of milliseconds since 1970."""
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=unix_ms)
 
 
 def hour_of(moment: datetime) -> datetime:

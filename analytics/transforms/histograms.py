@@ -10,8 +10,7 @@ operation:
 * one of each: they are incompatible.
 
 Of incompatible histograms only `count` and `sum` are added or compared: these are always complete, and a rollup counts
-in `refused` how many histograms' buckets are missing. Quantiles are never merged: they are computed from the summed
-buckets.
+in `refused` how many histograms' buckets are missing.
 """
 
 from __future__ import annotations
@@ -111,23 +110,6 @@ def growth_at_first(first: HistogramSample, horizon_ms: int) -> Histogram:
 def empty_like(histogram: Histogram) -> Histogram:
     """Return an empty histogram of the same bounds."""
     return Histogram(histogram.schema, zero_threshold=histogram.zero_threshold, custom_bounds=histogram.custom_bounds)
-
-
-def quantile(histogram: Histogram, q: float) -> float:
-    """Return the value below which a share q of the observations lies; NaN without observations or bounds.
-
-    Within a bucket it is interpolated: on a logarithmic scale for exponential buckets, linearly for custom ones and for
-    zero, as PromQL's histogram_quantile does.
-    """
-    total = histogram.zero_count + sum(histogram.positive.values()) + sum(histogram.negative.values())
-    if not total > 0:
-        return math.nan
-    rank, below = q * total, 0.0
-    for lower, upper, count in _spans(histogram):
-        if below + count >= rank and count > 0:
-            return _interpolated(lower, upper, (rank - below) / count, is_exponential=histogram.schema != CUSTOM_BOUNDS)
-        below += count
-    return math.nan
 
 
 def from_row(row: Mapping[str, Any]) -> Histogram:
@@ -253,28 +235,3 @@ def _combined(first: Mapping[int, float], second: Mapping[int, float], sign: flo
 def _has_fallen(difference: Histogram) -> bool:
     counts = (difference.count, difference.zero_count, *difference.positive.values(), *difference.negative.values())
     return any(count < 0 for count in counts)
-
-
-def _spans(histogram: Histogram) -> Iterable[tuple[float, float, float]]:
-    """Yield lower bound, upper bound and count of each bucket, in the order of values."""
-    if histogram.schema == CUSTOM_BOUNDS:
-        bounds = histogram.custom_bounds
-        if not bounds:
-            return  # one bucket, without an end
-        for index, count in sorted(histogram.positive.items()):
-            lower = bounds[index - 1] if index else min(0.0, bounds[0])
-            yield lower, bounds[min(index, len(bounds) - 1)], count  # the last bucket has no end
-        return
-    schema = histogram.schema
-    for index, count in sorted(histogram.negative.items(), reverse=True):
-        yield -_end(index, schema), -_end(index - 1, schema), count
-    lowest = -histogram.zero_threshold if histogram.negative else 0.0
-    yield lowest, histogram.zero_threshold if histogram.positive else 0.0, histogram.zero_count
-    for index, count in sorted(histogram.positive.items()):
-        yield _end(index - 1, schema), _end(index, schema), count
-
-
-def _interpolated(lower: float, upper: float, share: float, *, is_exponential: bool) -> float:
-    if is_exponential and lower * upper > 0:
-        return lower * math.pow(upper / lower, share)
-    return lower + (upper - lower) * share

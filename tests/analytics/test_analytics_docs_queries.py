@@ -13,16 +13,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from analytics.tables.store import Tables
-from tests.analytics.spool_files import SpoolFiles, labels
 from tests.analytics.test_analytics_usage import BYTES, CLOCKS, SESSIONS, add_series, run, started, tick
 from tests.analytics.test_analytics_usage import labels as usage_labels
-from tests.analytics.transforms_data import DAY_MS, counter, ingest
+from tests.analytics.transforms_data import counter, ingest
 
 DOCS = Path(__file__).parents[2] / "docs"
 ENGINES = {
     "sql spark",
     "sql duckdb",
-    "python spark",
     "python spark-views",
     "python duckdb",
     "python polars",
@@ -161,15 +159,3 @@ def test_delta_rs_gives_the_same_answer(in_spark: list[list[tuple[Any, ...]]], t
     exec(compile(placed(code, tables), "docs/analytics-tables.md", "exec"), names)
     assert {(*key, value) for key, value in names["top"].items() if value} == set(in_spark[4])
     assert names["before"].num_rows == 0
-
-
-def test_the_source_is_used_as_the_page_says(spark: SparkSession, tmp_path: Path) -> None:
-    spool = SpoolFiles(tmp_path)
-    spool.v2((labels("a"), DAY_MS, 1.0))
-    spool.close()
-    (code,) = of("python spark")
-    *before, last = code.strip().splitlines()
-    code = "\n".join([*before, f"frame = {last}"]).replace("/var/lib/metrics/spool", str(tmp_path))
-    names: dict[str, Any] = {"spark": spark}
-    exec(compile(code, "docs/analytics.md", "exec"), names)
-    assert [row["metric"] for row in names["frame"].collect()] == ["a"]

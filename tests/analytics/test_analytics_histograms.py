@@ -1,4 +1,4 @@
-"""Native histograms: common bounds, growth, sums, quantiles, and their rollup."""
+"""Native histograms: common bounds, growth, sums, and their rollup."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,6 @@ from analytics.transforms.histograms import (
     from_row,
     growth,
     growth_at_first,
-    quantile,
     to_common_bounds,
     to_row,
 )
@@ -140,31 +139,6 @@ def test_a_row_has_every_field_and_buckets_in_order_without_empty_ones() -> None
     assert from_row(row) == replace(full, positive={9: 4.0, -2: 2.0})
 
 
-@pytest.mark.parametrize(
-    ("histogram", "q", "expected"),
-    [
-        (Histogram(0, positive={2: 1.0, 1: 1.0}), 0.5, 2.0),
-        (Histogram(0, negative={1: 1.0, 2: 1.0}), 0.5, -2.0),
-        (replace(custom(), positive={1: 1.0, 0: 1.0}), 0.5, 0.1),
-        (replace(custom(0, 10, 10, 0), count=100.0), 0.25, 0.3),  # NaN observations are in no bucket
-        (Histogram(0, positive={1: 1.0, 2: -3.0}), 0.5, math.nan),  # a fall that an unchanged start denies
-    ],
-)
-def test_a_quantile_is_of_what_is_in_buckets_in_the_order_of_values(
-    histogram: Histogram, q: float, expected: float
-) -> None:
-    assert quantile(histogram, q) == pytest.approx(expected, nan_ok=True)
-
-
-def test_quantiles() -> None:
-    assert quantile(custom(0, 10, 10, 0), 0.5) == pytest.approx(0.5)
-    assert quantile(custom(0, 10, 10, 0), 0.25) == pytest.approx(0.3)
-    assert quantile(custom(0, 0, 0, 5), 0.9) == 1.0  # all above the last bound: how far is unknown
-    assert quantile(Histogram(0, 4.0, positive={1: 4.0}), 0.5) == pytest.approx(2**0.5)
-    assert quantile(Histogram(0, 4.0, negative={1: 4.0}), 0.5) == pytest.approx(-(2**0.5))
-    assert math.isnan(quantile(Histogram(0), 0.5))
-
-
 def test_growth_over_new_bounds_has_count_and_sum_and_a_fall_is_a_reset() -> None:
     before = HistogramSample(1, custom(1, 2, 3, 4))
     more, fewer = custom(15, 0, bounds=(7.0,)), custom(9, 0, bounds=(7.0,))
@@ -187,30 +161,6 @@ def test_a_new_start_of_a_sample_before_is_no_reset() -> None:
         0,
         True,
     )
-
-
-def test_quantiles_at_a_bucket_s_end_and_of_negative_and_zero_buckets() -> None:
-    """As PromQL's histogram_quantile has them."""
-    spread = Histogram(0, 8.0, zero_threshold=0.5, zero_count=2.0, positive={1: 2.0, 2: 1.0}, negative={1: 2.0, 3: 1.0})
-    ends = {1 / 8: -4.0, 3 / 8: -1.0, 5 / 8: 0.5, 7 / 8: 2.0, 1.0: 4.0}
-    for q, end in ends.items():
-        assert quantile(spread, q) == pytest.approx(end), q
-    assert quantile(spread, 0.5) == pytest.approx(0.0)
-    assert quantile(spread, 0.0) == pytest.approx(-8.0)
-    assert quantile(Histogram(0, 2.0, zero_threshold=0.5, zero_count=2.0, positive={1: 0.0}), 0.5) == pytest.approx(
-        0.25
-    )
-    assert quantile(Histogram(0, 2.0, zero_threshold=0.5, zero_count=2.0, negative={1: 0.0}), 0.5) == pytest.approx(
-        -0.25
-    )
-    assert quantile(Histogram(2, 2.0, positive={4: 2.0}), 1.0) == pytest.approx(2.0)
-    assert quantile(custom(4, 0, 0, 4), 0.5) == pytest.approx(0.1)
-    assert quantile(custom(4, 0, 0, 0), 0.25) == pytest.approx(0.025)
-    assert quantile(custom(4, 4, bounds=(-2.0,)), 0.25) == pytest.approx(-2.0)
-    assert quantile(custom(0, 5, bounds=(0.5,)), 0.1) == 0.5
-    assert quantile(custom(0, 10, 10, 0), 0.0) == 0.1
-    assert quantile(Histogram(-4, 1.0, positive={64: 1.0}), 1.0) == math.inf
-    assert math.isnan(quantile(custom(5, bounds=()), 0.5))  # one bucket, without an end
 
 
 def test_a_zero_bucket_cuts_buckets_of_both_signs() -> None:

@@ -1,4 +1,4 @@
-"""`prometheus_http`: stored samples as they are, each once, and clear words where a server does not give them."""
+"""The query API: stored samples as they are, each once, and clear words where a server does not give them."""
 
 import json
 import threading
@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from analytics.jobs import backfill
 from analytics.series import series_id
 from analytics.sources.http import QueryFailed as Failed
-from analytics.sources.http import Reader, Settings, Span, query_samples
+from analytics.sources.http import Settings, Span, query_samples
 from analytics.sources.options import BadOption
+from analytics.sources.prometheus import Prometheus, Server
 from analytics.tables.store import Tables
 
 T0_MS = 1_763_712_000_000
@@ -71,13 +73,19 @@ def prometheus() -> Iterator[FakePrometheus]:
     thread.join()
 
 
+def source(prometheus: FakePrometheus, **others: str) -> Prometheus:
+    span = {"start": str(T0_MS / 1000), "end": str(T0_MS / 1000 + 7200)}
+    return Prometheus({"url": prometheus.url, "api": "query", "table": "samples", "match": "up"} | span | others)
+
+
 def settings(prometheus: FakePrometheus, **others: str) -> Settings:
-    start, end = T0_MS / 1000, T0_MS / 1000 + 7200
-    return Settings.parse_options({"url": prometheus.url, "match": "up", "start": str(start), "end": str(end)} | others)
+    origin = source(prometheus, **others)._origin
+    assert isinstance(origin, Server)
+    return origin.settings
 
 
-def rows(settings: Settings) -> list[tuple[int, float]]:
-    reader = Reader(settings)
+def rows(prometheus: FakePrometheus, **others: str) -> list[tuple[int, float]]:
+    reader = source(prometheus, **others).reader(StructType())
     batches = [batch for span in reader.partitions() for batch in reader.read(span)]
     return [(row["ts"].timestamp() * 1000, row["value"]) for batch in batches for row in batch.to_pylist()]
 
@@ -87,10 +95,10 @@ def test_every_stored_sample_comes_once_whatever_the_steps(prometheus: FakeProme
     prometheus.version = version
     for step in ("3600", "1", "7200", "1199"):
         if step == "1":
-            found = rows(settings(prometheus, stepSeconds=step, end=str(T0_MS / 1000 + 20)))
+            found = rows(prometheus, stepSeconds=step, end=str(T0_MS / 1000 + 20))
             assert [value for _, value in found] == [1.0, 2.5]
         else:
-            found = rows(settings(prometheus, stepSeconds=step))
+            found = rows(prometheus, stepSeconds=step)
             assert [ts for ts, _ in found] == [ts for ts, _ in STORED]
             assert [str(value) for _, value in found] == ["1.0", "2.5", "inf", "nan"]
 
@@ -98,7 +106,7 @@ def test_every_stored_sample_comes_once_whatever_the_steps(prometheus: FakeProme
 def test_the_token_is_sent_and_stays_out_of_sight(prometheus: FakePrometheus, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret\n")
     chosen = settings(prometheus, bearerTokenFile=str(tmp_path / "token"))
-    rows(chosen)
+    rows(prometheus, bearerTokenFile=str(tmp_path / "token"))
     assert prometheus.requests[0]["authorization"] == "Bearer s3cret"
     assert "s3cret" not in repr(chosen)
     prometheus.answers = [(400, b'{"error": "bad selector"}', {})]
@@ -146,7 +154,7 @@ def test_errors_that_will_not_pass_are_told_at_once(
 ) -> None:
     prometheus.answers = [answer]
     with pytest.raises(Failed, match=said):
-        rows(settings(prometheus, maxResponseBytes="1000"))
+        rows(prometheus, maxResponseBytes="1000")
     assert len(prometheus.requests) == 1
 
 
@@ -154,7 +162,7 @@ def test_histograms_are_left_out_when_told(prometheus: FakePrometheus) -> None:
     result = [{"metric": UP, "histograms": [[1, {}]]}]
     data = json.dumps({"data": {"resultType": "matrix", "result": result}}).encode()
     prometheus.answers = [(200, data, {})] * 2
-    assert rows(settings(prometheus, skipHistograms="true")) == []
+    assert rows(prometheus, skipHistograms="true") == []
 
 
 @pytest.mark.parametrize(

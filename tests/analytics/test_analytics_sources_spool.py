@@ -1,4 +1,4 @@
-"""`prometheus_spool`: what the receiver stored, as rows; in portions, from where one was, and never twice."""
+"""A spool as the jobs read it: what the receiver stored, as rows; in portions, from where one was, and never twice."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,21 +7,16 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.types import StructType
 
 from analytics.commands.command_line import spark_reason
 from analytics.remote_write.remote_pb2 import BucketSpan, Histogram, WriteRequest
 from analytics.remote_write.snappy import compress
 from analytics.series import series_id
 from analytics.sources.options import BadOption
-from analytics.sources.spool import (
-    LostSegments,
-    PrometheusSpool,
-    Split,
-    _Settings,
-    batch_end,
-    check_segments_present,
-    position_text,
-)
+from analytics.sources.prometheus import Prometheus
+from analytics.sources.spool import LostSegments, Split, batch_end, check_segments_present
 from analytics.spool import reader
 from tests.analytics.spool_files import T0_MS, SpoolFiles, body_v2, labels
 
@@ -36,8 +31,13 @@ def spool(tmp_path: Path) -> Iterator[SpoolFiles]:
 
 
 def load(spark: SparkSession, spool: SpoolFiles, **options: str) -> DataFrame:
-    spark.dataSource.register(PrometheusSpool)
-    return spark.read.format("prometheus_spool").options(path=str(spool.directory), **options).load()
+    spark.dataSource.register(Prometheus)
+    options = {"table": "samples", "path": str(spool.directory)} | options
+    return spark.read.format("prometheus").options(**options).load()
+
+
+def reader_of(spool: SpoolFiles, **options: str) -> DataSourceReader:
+    return Prometheus({"table": "all", "path": str(spool.directory)} | options).reader(StructType())
 
 
 def test_samples_series_and_histograms_come_as_rows(spark: SparkSession, spool: SpoolFiles) -> None:
@@ -101,7 +101,7 @@ def test_records_of_an_older_receiver_beyond_the_bounds_are_left_out_and_the_res
         one.labels.add(name="__name__", value=f"many{number}")
     spool.add(compress(request.SerializeToString()), 1)
     spool.v1((UP, 2, 3.0))
-    source = PrometheusSpool({"path": str(spool.directory), "table": "all"}).reader(None)  # type: ignore[arg-type]
+    source = reader_of(spool)
     splits = [Split(segment.path, 0, segment.size_bytes) for segment in reader.list_segments(spool.directory)]
     batches = [batch for split in splits for batch in source.read(split)]
     values = [value for batch in batches for value in batch.column("value").to_pylist() if value is not None]
@@ -119,8 +119,7 @@ def test_not_every_place_is_told_alone(spool: SpoolFiles, capfd: pytest.CaptureF
     for _ in range(25):
         spool.add(b"no", 1)
     [segment] = reader.list_segments(spool.directory)
-    options = {"path": str(spool.directory)}
-    list(PrometheusSpool(options).reader(None).read(Split(segment.path, 0, segment.size_bytes)))  # type: ignore[arg-type]
+    list(reader_of(spool).read(Split(segment.path, 0, segment.size_bytes)))
     told = capfd.readouterr().err
     assert told.count("what they held is lost") == 20
     assert "25 places skipped" in told
@@ -148,14 +147,14 @@ def test_a_batch_is_bounded_by_bytes_and_ends_between_records(spark: SparkSessio
     begin, end, values, rounds = reader.BEGIN, reader.committed_end(spool.directory), [], 0
     while begin < end:
         until = batch_end(str(spool.directory), begin, end, 300)
-        options = {"start": position_text(begin), "end": position_text(until)}
-        splits = PrometheusSpool({"path": str(spool.directory), **options}).reader(None).partitions()  # type: ignore[arg-type]
+        options = {"fromPosition": str(begin.number), "toPosition": str(until.number)}
+        splits = reader_of(spool, **options).partitions()
         assert sum(split.end - split.start for split in splits if isinstance(split, Split)) < 300 + 200
         values += [row.value for row in load(spark, spool, **options).collect()] if rounds % 4 == 0 else []
         begin, rounds = until, rounds + 1
     assert rounds > 8
     assert len(set(values)) == len(values) > 4
-    assert load(spark, spool, end=position_text(end)).count() == 40
+    assert load(spark, spool, toPosition=str(end.number)).count() == 40
 
 
 def test_a_spool_that_lost_segments_is_told(spool: SpoolFiles) -> None:
@@ -174,21 +173,21 @@ def test_a_spool_that_lost_segments_is_told(spool: SpoolFiles) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "needs the option 'path'"),
+        ({}, "needs either the option 'path'"),
         ({"path": "/x", "tabel": "all"}, "has no option 'tabel'"),
         ({"path": "/x", "table": "some"}, "must be one of samples, histograms, series, all"),
         ({"path": "/x", "splitBytes": "1k"}, "must be a whole number from 1"),
-        ({"path": "/x", "start": "5"}, "start is '5', and must be SEGMENT:BYTE"),
+        ({"path": "/x", "fromPosition": "0:5"}, "fromPosition is '0:5', and must be a whole number"),
         ({"path": "s3a://b/x"}, "must be a directory that is mounted here"),
     ],
 )
 def test_bad_options_are_told(options: dict[str, Any], said: str) -> None:
     with pytest.raises(BadOption, match=said):
-        _Settings.parse_options(options)
+        Prometheus(options)
 
 
 def test_spark_passes_our_words_on(spark: SparkSession, tmp_path: Path) -> None:
-    spark.dataSource.register(PrometheusSpool)
+    spark.dataSource.register(Prometheus)
     with pytest.raises(PySparkException) as caught:
-        spark.read.format("prometheus_spool").option("path", str(tmp_path / "nowhere")).load().count()
+        spark.read.format("prometheus").option("path", str(tmp_path / "nowhere")).load().count()
     assert "there is no directory" in spark_reason(str(caught.value))

@@ -347,7 +347,7 @@ def test_there_are_no_tables(spark: SparkSession, tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-@pytest.mark.parametrize(("version", "said"), [(1, "copy them|from before Delta tables"), (3, "upgrade it")])
+@pytest.mark.parametrize(("version", "said"), [(1, "by `backfill`|from before Delta tables"), (3, "upgrade it")])
 def test_tables_of_another_format_are_neither_read_nor_written(
     spark: SparkSession, tmp_path: Path, version: int, said: str
 ) -> None:

@@ -17,7 +17,7 @@ import pytest
 from analytics.remote_write import remote_pb2 as pb
 from analytics.remote_write.histograms import decode_histogram
 from analytics.remote_write.snappy import compress
-from analytics.transforms.histograms import Histogram, HistogramSample, add, from_row, growth, quantile
+from analytics.transforms.histograms import Histogram, HistogramSample, _end, add, from_row, growth
 from tests.analytics.spool_files import T0_MS
 
 from .lab.prometheus import Server
@@ -125,6 +125,28 @@ def increase(messages: Iterable[pb.Histogram]) -> Histogram:
 def total(histograms: Iterable[Histogram]) -> Histogram:
     """Their sum."""
     return reduce(lambda one, other: add(one, other)[0], histograms)
+
+
+def quantile(histogram: Histogram, q: float) -> float:
+    """The value below which a share q of the observations lies, as Prometheus 3 has it for exponential buckets."""
+    rank, below = q * (histogram.zero_count + sum(histogram.positive.values()) + sum(histogram.negative.values())), 0.0
+    for lower, upper, count in spans(histogram):
+        if below + count >= rank and count > 0:
+            part = (rank - below) / count
+            return lower * math.pow(upper / lower, part) if lower * upper > 0 else lower + (upper - lower) * part
+        below += count
+    return math.nan
+
+
+def spans(histogram: Histogram) -> Iterator[tuple[float, float, float]]:
+    """Lower bound, upper bound and count of each bucket, in the order of values."""
+    schema = histogram.schema
+    for index, count in sorted(histogram.negative.items(), reverse=True):
+        yield -_end(index, schema), -_end(index - 1, schema), count
+    lowest = -histogram.zero_threshold if histogram.negative else 0.0
+    yield lowest, histogram.zero_threshold if histogram.positive else 0.0, histogram.zero_count
+    for index, count in sorted(histogram.positive.items()):
+        yield _end(index - 1, schema), _end(index, schema), count
 
 
 def exponential(value: float, histogram: Histogram) -> float:
