@@ -101,11 +101,10 @@ class RelayCallbacks:
 class RelayOptions:
     """The limits, clock and sessions of a forwarder's relays.
 
-    ``forwarders``: how many share the kernel's bound on pipes. ``may_linger`` returns True if
-    no other task of this process is in a hurry. ``owner_of`` names the owner that a relay's pipes, turns and bytes
-    count for. ``principals_max``: how many principals are counted by name; ``principal_idle_s``: without a relay, until
-    their place may be another one's. ``denied``: the deny list at first.
-    ``now``: seconds of a clock that only goes forward and is the same in a successor.
+    ``forwarders``: how many share the kernel's bound on pipes. ``may_linger`` returns True if no other task of this
+    process is in a hurry. ``owner_of`` names the owner that a relay's pipes, turns and bytes count for.
+    ``principals_max``: how many principals are counted by name; ``principal_idle_s``: without a relay, until their
+    place may be another one's. ``denied``: the deny list at first. ``now``: seconds, monotonic, as in a successor.
     """
 
     forwarders: int = 1
