@@ -49,7 +49,7 @@ class LogLevelControl:
             else:
                 end = self._now() + request.for_ms / 1000 if request.for_ms else None
                 self._cluster.log_levels.change(roles, request.level, end)
-            get_logger().warning("an operator changes the log's level", level=request.level, of=request.role or "all")
+            get_logger().warning("an operator changes the log's level", to=request.level, of=request.role or "all")
             self._changed.set()  # first: the level's time ends also if the operator leaves meanwhile
             failed = await self._apply(roles)
         status = self._cluster.log_levels.status(self._cluster.config, self._now())

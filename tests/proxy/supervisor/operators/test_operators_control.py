@@ -172,7 +172,10 @@ async def test_a_log_level_for_a_while(
 
     assert await ask() == {"configured": "info", "changed": [], "failed": []}
     assert operated.log_levels_sent == []
-    told = await ask(level="debug", role="forwarder", for_ms=600_000)
+    with structlog.testing.capture_logs() as logs:
+        told = await ask(level="debug", role="forwarder", for_ms=600_000)
+    [entry] = logs
+    assert (entry["log_level"], entry["to"], entry["of"]) == ("warning", "debug", "forwarder")
     assert told["changed"] == [{"role": "forwarder", "level": "debug", "seconds_left": 600}]
     operated.log_levels_failed = ["lookup-0"]
     assert (await ask(level="warning", role="supervisor"))["failed"] == ["lookup-0"]
