@@ -172,22 +172,11 @@ async def test_without_room_in_the_kernel_connections_are_served_in_tasks(
     assert await client.rest() == b""
 
 
-async def test_a_drain_lets_a_request_end(setup: Setup) -> None:
+@pytest.mark.parametrize("request_", [GET, GET.replace(b"proxy:", b"other:")], ids=["without a task", "in the task"])
+async def test_a_drain_lets_a_request_end(setup: Setup, request_: bytes) -> None:
     client = await warm(setup)
     setup.upstream.behave = held = Held()
-    await client.send(GET)
-    await held.asked.wait()
-    setup.connections[0].drain()
-    held.goes_on.set()
-    answer = await client.answer()
-    assert (answer.status, answer.headers[b"connection"]) == (200, b"close")
-    assert await client.rest() == b""
-
-
-async def test_a_drain_lets_a_request_end_that_has_gone_on_in_the_task(setup: Setup) -> None:
-    client = await warm(setup)
-    setup.upstream.behave = held = Held()
-    await client.send(GET.replace(b"proxy:", b"other:"))
+    await client.send(request_)
     await held.asked.wait()
     await wait_all_tasks_blocked()
     setup.connections[0].drain()
